@@ -1,1 +1,84 @@
+//! Experts on the drive, and how their bytes come into memory.
 //!
+//! Owns: the files of a model, the reading of them, areas of memory and the slots in them, and which experts are there.
+//! Promises: a slot that it hands out holds exactly the bytes of its record until it is given back; a read that fails is
+//! tried once more and then ends the request with an error that names file, offset, wanted and got.
+//! Refuses: to know what the bytes mean, or to allocate the memory that it fills.
+
+mod area;
+mod error;
+mod reader;
+mod record;
+mod resident;
+mod rows;
+
+pub use area::Area;
+pub use error::StoreError;
+pub use reader::{FileReader, Reader};
+pub use record::{ExpertId, LayerRecords, Part, PartRange, Records};
+pub use resident::ResidentStore;
+pub use rows::RowTable;
+
+/// How many rows of a pass use one expert of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Demand {
+    /// Index of the expert within its layer.
+    pub expert: u32,
+    /// Rows (tokens) that use it.
+    pub tokens: u32,
+}
+
+/// The bytes of one expert, in memory and valid for as long as the slot is out.
+///
+/// A slot is a claim: its record is neither overwritten nor moved until the slot goes back to its store by
+/// [`ExpertStore::release`].
+pub struct Slot {
+    id: ExpertId,
+    area: std::sync::Arc<Area>,
+    /// Bytes of the area: gate, up, down.
+    parts: [std::ops::Range<usize>; 3],
+}
+
+impl Slot {
+    /// The expert whose record this is.
+    pub fn id(&self) -> ExpertId {
+        self.id
+    }
+
+    /// The bytes of one of its matrices.
+    pub fn part(&self, part: Part) -> &[u8] {
+        &self.area.bytes()[self.parts[part as usize].clone()]
+    }
+}
+
+/// Where a layer's experts come from.
+///
+/// For each layer of a pass, in order: [`demand`](Self::demand) once for each strip that was routed,
+/// [`close`](Self::close) when the last one was, then [`ready`](Self::ready) until it says that there are no more; each
+/// slot goes back by [`release`](Self::release).
+pub trait ExpertStore: Send {
+    /// Rows of `layer` were routed to these experts. May be called again with more rows before the layer is closed.
+    ///
+    /// # Errors
+    /// When an expert does not exist.
+    fn demand(&mut self, layer: u32, experts: &[Demand]) -> Result<(), StoreError>;
+
+    /// Experts that `layer` is expected to need. A hint: it changes when bytes arrive, never which bytes.
+    fn forecast(&mut self, layer: u32, experts: &[Demand]);
+
+    /// Whether forecasts are of any use to this store.
+    fn wants_forecast(&self) -> bool;
+
+    /// All rows of the layer were routed: nothing but what was demanded will be used.
+    fn close(&mut self, layer: u32);
+
+    /// Appends demanded experts whose bytes are in memory to `slots`, each once, waiting until there is at least one;
+    /// appends none when all of the layer's have been handed out. The order is the store's own.
+    ///
+    /// # Errors
+    /// When a record could not be read.
+    fn ready(&mut self, layer: u32, slots: &mut Vec<Slot>) -> Result<(), StoreError>;
+
+    /// Takes a slot back: its memory may be used for another record.
+    fn release(&mut self, slot: Slot);
+}

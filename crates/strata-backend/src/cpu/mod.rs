@@ -1,0 +1,267 @@
+//! The processor as a backend: every operation runs at once, on the kernels' threads. One file per operation.
+
+mod experts;
+mod gdn;
+mod pass;
+mod ple;
+mod qsa;
+mod states;
+mod streams;
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use strata_kernels::matmul::{Matrix, matmul};
+use strata_kernels::{Cpu, Isa, UnavailableIsa};
+use strata_store::{Area, Slot};
+
+use self::pass::{Pass, Scratch, zeroed};
+use self::states::State;
+use crate::{
+    Backend, BackendError, Choice, ExpertShape, Field, GroupEntry, HyperRead, MatrixData, MatrixId, Mixer, PassId, PassShape, Ple,
+    Routes, SharedExpert, StateId, StatePart, StateShape, Ticket, VectorId,
+};
+
+/// Computes on the processor.
+pub struct CpuBackend {
+    cpu: Cpu,
+    weights: Weights,
+    passes: Vec<Pass>,
+    states: Vec<Option<State>>,
+    scratch: Scratch,
+    results: HashMap<u64, Outcome>,
+    next_ticket: u64,
+}
+
+/// All weights, in the types of the file.
+struct Weights {
+    matrices: Vec<MatrixData>,
+    vectors: Vec<Vec<f32>>,
+}
+
+/// What a ticket names.
+enum Outcome {
+    Routes(Routes),
+    Slots(Vec<Slot>),
+    Logits(Vec<f32>),
+}
+
+impl Weights {
+    fn matrix(&self, id: MatrixId) -> Matrix<'_> {
+        let m = &self.matrices[id.0 as usize];
+        Matrix::new(m.ty, m.rows, m.cols, m.scale, &m.bytes)
+    }
+
+    fn vector(&self, id: VectorId) -> &[f32] {
+        &self.vectors[id.0 as usize]
+    }
+
+    /// `y[t] = w x[t]` for all rows of `x`; `y` is resized to fit.
+    fn multiply(&self, cpu: &Cpu, id: MatrixId, x: &[f32], y: &mut Vec<f32>) {
+        let w = self.matrix(id);
+        y.resize(x.len() / w.cols() * w.rows(), 0.0);
+        matmul(cpu, &w, x, y);
+    }
+}
+
+impl CpuBackend {
+    /// On `threads` threads (0 = as many as the machine has), with the kernels of `isa`.
+    ///
+    /// # Errors
+    /// When this machine lacks the instructions.
+    pub fn new(isa: Isa, threads: usize) -> Result<Self, UnavailableIsa> {
+        Ok(Self {
+            cpu: Cpu::new(isa, threads)?,
+            weights: Weights { matrices: Vec::new(), vectors: Vec::new() },
+            passes: Vec::new(),
+            states: Vec::new(),
+            scratch: Scratch::default(),
+            results: HashMap::new(),
+            next_ticket: 0,
+        })
+    }
+
+    fn ticket(&mut self, outcome: Outcome) -> Ticket {
+        self.next_ticket += 1;
+        self.results.insert(self.next_ticket, outcome);
+        Ticket(self.next_ticket)
+    }
+
+    #[allow(clippy::needless_pass_by_value)] // a ticket is used up by reading it
+    fn take(&mut self, ticket: Ticket, expected: &'static str) -> Result<Outcome, BackendError> {
+        self.results.remove(&ticket.0).ok_or(BackendError::WrongTicket { expected })
+    }
+}
+
+/// The state behind a handle.
+fn state(states: &mut [Option<State>], id: StateId) -> &mut State {
+    states[id.0 as usize].as_mut().expect("the state was not freed")
+}
+
+impl Backend for CpuBackend {
+    fn describe(&self) -> String {
+        let threads = self.cpu.threads();
+        format!("cpu {}, {threads} thread{}", self.cpu.isa(), if threads == 1 { "" } else { "s" })
+    }
+
+    fn allocate_areas(&mut self, sizes_bytes: &[usize]) -> Result<Vec<Area>, BackendError> {
+        let allocate = |bytes: &usize| {
+            Area::allocate(*bytes).ok_or(BackendError::OutOfMemory { what: "experts", bytes: *bytes })
+        };
+        sizes_bytes.iter().map(allocate).collect()
+    }
+
+    fn load_matrix(&mut self, matrix: MatrixData) -> MatrixId {
+        self.weights.matrices.push(matrix);
+        MatrixId(self.weights.matrices.len() as u32 - 1)
+    }
+
+    fn load_vector(&mut self, values: Vec<f32>) -> VectorId {
+        self.weights.vectors.push(values);
+        VectorId(self.weights.vectors.len() as u32 - 1)
+    }
+
+    fn new_pass(&mut self, shape: &PassShape) -> Result<PassId, BackendError> {
+        self.passes.push(Pass::new(shape)?);
+        Ok(PassId(self.passes.len() as u32 - 1))
+    }
+
+    fn new_state(&mut self, shape: &StateShape) -> Result<StateId, BackendError> {
+        let new = State::new(shape)?;
+        let free = self.states.iter().position(Option::is_none);
+        let at = free.unwrap_or(self.states.len());
+        if free.is_none() {
+            self.states.push(None);
+        }
+        self.states[at] = Some(new);
+        Ok(StateId(at as u32))
+    }
+
+    fn reset_state(&mut self, id: StateId) {
+        state(&mut self.states, id).reset();
+    }
+
+    fn free_state(&mut self, state: StateId) {
+        self.states[state.0 as usize] = None;
+    }
+
+    fn embed(&mut self, pass: PassId, first_row: usize, table: MatrixId, ids: &[u32]) -> Result<(), BackendError> {
+        let table = self.weights.matrix(table);
+        if let Some(&id) = ids.iter().find(|id| **id as usize >= table.rows()) {
+            return Err(BackendError::NoSuchToken { id, rows: table.rows() });
+        }
+        let pass = &mut self.passes[pass.0 as usize];
+        let hidden = pass.shape.hidden;
+        for (row, id) in ids.iter().enumerate() {
+            let streams = pass.streams.rows_mut(first_row + row..first_row + row + 1);
+            let (first, others) = streams.split_at_mut(hidden);
+            table.decode(*id as usize, first);
+            others.chunks_exact_mut(hidden).for_each(|other| other.copy_from_slice(first));
+        }
+        Ok(())
+    }
+
+    fn add_ngrams(&mut self, pass: PassId, rows: Range<usize>, layer: &Ple, id: StateId, table_rows: &[u8]) {
+        let Self { cpu, weights, passes, states, scratch, .. } = self;
+        let State::Ple(history) = state(states, id) else { panic!("the n-gram module was given another state") };
+        ple::add_ngrams(cpu, weights, &mut passes[pass.0 as usize], rows, layer, history, table_rows, scratch);
+    }
+
+    fn read_streams(&mut self, pass: PassId, rows: Range<usize>, layer: &HyperRead) {
+        let Self { cpu, weights, passes, scratch, .. } = self;
+        streams::read(cpu, weights, &mut passes[pass.0 as usize], rows, layer, scratch);
+    }
+
+    fn mix(&mut self, pass: PassId, rows: Range<usize>, mixer: &Mixer, id: StateId) -> Result<(), BackendError> {
+        let Self { cpu, weights, passes, states, scratch, .. } = self;
+        let pass = &mut passes[pass.0 as usize];
+        match (mixer, state(states, id)) {
+            (Mixer::Gdn(gdn), State::Gdn(state)) => gdn::mix(cpu, weights, pass, rows, gdn, state, scratch),
+            (Mixer::Qsa(qsa), State::Qsa(state)) => qsa::mix(cpu, weights, pass, rows, qsa, state, scratch)?,
+            _ => panic!("a mixer was given the state of another kind"),
+        }
+        Ok(())
+    }
+
+    fn write_streams(&mut self, pass: PassId, rows: Range<usize>) {
+        streams::write(&self.cpu, &mut self.passes[pass.0 as usize], rows);
+    }
+
+    fn route(&mut self, pass: PassId, rows: Range<usize>, router: MatrixId) -> Ticket {
+        let pass = &mut self.passes[pass.0 as usize];
+        let routes = experts::route(&self.cpu, &self.weights, pass, rows.clone(), router, &mut self.scratch);
+        experts::keep_routes(pass, rows, &routes, &self.scratch);
+        self.ticket(Outcome::Routes(routes))
+    }
+
+    fn forecast(&mut self, pass: PassId, rows: Range<usize>, router: MatrixId) -> Ticket {
+        let pass = &self.passes[pass.0 as usize];
+        let routes = experts::route(&self.cpu, &self.weights, pass, rows, router, &mut self.scratch);
+        self.ticket(Outcome::Routes(routes))
+    }
+
+    fn take_routes(&mut self, ticket: Ticket, routes: &mut Routes) -> Result<(), BackendError> {
+        let expected = "route";
+        let Outcome::Routes(taken) = self.take(ticket, expected)? else {
+            return Err(BackendError::WrongTicket { expected });
+        };
+        *routes = taken;
+        Ok(())
+    }
+
+    fn experts(
+        &mut self,
+        pass: PassId,
+        shape: &ExpertShape,
+        slots: Vec<Slot>,
+        group: &[GroupEntry],
+        choices: &[Choice],
+    ) -> Ticket {
+        experts::experts(&self.cpu, &mut self.passes[pass.0 as usize], shape, &slots, group, choices);
+        self.ticket(Outcome::Slots(slots))
+    }
+
+    fn take_slots(&mut self, ticket: Ticket, slots: &mut Vec<Slot>) -> Result<(), BackendError> {
+        let expected = "expert group";
+        let Outcome::Slots(taken) = self.take(ticket, expected)? else {
+            return Err(BackendError::WrongTicket { expected });
+        };
+        slots.extend(taken);
+        Ok(())
+    }
+
+    fn combine(&mut self, pass: PassId, rows: Range<usize>, shared: &SharedExpert) {
+        let Self { cpu, weights, passes, scratch, .. } = self;
+        experts::combine(cpu, weights, &mut passes[pass.0 as usize], rows, shared, scratch);
+    }
+
+    fn head(&mut self, pass: PassId, rows: Range<usize>, last_read: &HyperRead, output: MatrixId) -> Ticket {
+        let Self { cpu, weights, passes, scratch, .. } = self;
+        let pass = &mut passes[pass.0 as usize];
+        streams::read(cpu, weights, pass, rows.clone(), last_read, scratch);
+        let mut logits = Vec::new();
+        weights.multiply(cpu, output, pass.mixed.rows(rows), &mut logits);
+        self.ticket(Outcome::Logits(logits))
+    }
+
+    fn take_logits(&mut self, ticket: Ticket, logits: &mut Vec<f32>) -> Result<(), BackendError> {
+        let expected = "logits";
+        let Outcome::Logits(taken) = self.take(ticket, expected)? else {
+            return Err(BackendError::WrongTicket { expected });
+        };
+        logits.extend_from_slice(&taken);
+        Ok(())
+    }
+
+    fn read_field(&mut self, pass: PassId, field: Field, rows: Range<usize>) -> Vec<f32> {
+        self.passes[pass.0 as usize].read_field(field, rows)
+    }
+
+    fn selected_blocks(&mut self, pass: PassId, row: usize) -> Option<Vec<u32>> {
+        self.passes[pass.0 as usize].selected_blocks[row].clone()
+    }
+
+    fn read_state(&mut self, id: StateId, part: StatePart) -> Vec<f32> {
+        state(&mut self.states, id).read(part)
+    }
+}

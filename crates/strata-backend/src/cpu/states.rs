@@ -1,0 +1,161 @@
+//! What a sequence keeps from one token to the next (spec 6.7).
+
+use super::zeroed;
+use crate::{BackendError, StatePart, StateShape};
+
+pub(super) enum State {
+    Gdn(GdnState),
+    Qsa(QsaState),
+    Ple(History),
+}
+
+pub(super) struct GdnState {
+    /// `[value_heads][d][d]`.
+    pub(super) matrix: Vec<f32>,
+    pub(super) history: History,
+}
+
+/// The last rows that went into a convolution, oldest first; zeros before the sequence.
+pub(super) struct History {
+    pub(super) width: usize,
+    rows: Vec<f32>,
+}
+
+pub(super) struct QsaState {
+    context_tokens: usize,
+    pub(super) kv_width: usize,
+    /// `[tokens][kv_width]`.
+    pub(super) keys: Vec<f32>,
+    pub(super) values: Vec<f32>,
+    /// Indexer keys of the tokens after the last complete block, `[tokens][dim]`.
+    pub(super) open_keys: Vec<f32>,
+    /// `[blocks][dim]`.
+    pub(super) block_keys: Vec<f32>,
+}
+
+impl State {
+    pub(super) fn new(shape: &StateShape) -> Result<Self, BackendError> {
+        Ok(match *shape {
+            StateShape::Gdn { value_heads, head_dim, channels, history_rows } => Self::Gdn(GdnState {
+                matrix: zeroed(value_heads * head_dim * head_dim, "DeltaNet state")?,
+                history: History::new(history_rows, channels)?,
+            }),
+            StateShape::Ple { channels, history_rows } => Self::Ple(History::new(history_rows, channels)?),
+            StateShape::Qsa { context_tokens, kv_width, indexer } => {
+                let (dim, block_tokens) = indexer.unwrap_or((0, 1));
+                Self::Qsa(QsaState {
+                    context_tokens,
+                    kv_width,
+                    keys: reserved(context_tokens * kv_width)?,
+                    values: reserved(context_tokens * kv_width)?,
+                    open_keys: reserved(block_tokens * dim)?,
+                    block_keys: reserved(context_tokens / block_tokens * dim)?,
+                })
+            }
+        })
+    }
+
+    pub(super) fn reset(&mut self) {
+        match self {
+            Self::Gdn(s) => {
+                s.matrix.fill(0.0);
+                s.history.rows.fill(0.0);
+            }
+            Self::Ple(history) => history.rows.fill(0.0),
+            Self::Qsa(s) => {
+                for cache in [&mut s.keys, &mut s.values, &mut s.open_keys, &mut s.block_keys] {
+                    cache.clear();
+                }
+            }
+        }
+    }
+
+    pub(super) fn read(&self, part: StatePart) -> Vec<f32> {
+        match (self, part) {
+            (Self::Gdn(s), StatePart::GdnMatrix) => s.matrix.clone(),
+            (Self::Gdn(s), StatePart::ConvHistory) => s.history.rows.clone(),
+            (Self::Ple(history), StatePart::ConvHistory) => history.rows.clone(),
+            (Self::Qsa(s), StatePart::Keys) => s.keys.clone(),
+            (Self::Qsa(s), StatePart::Values) => s.values.clone(),
+            (Self::Qsa(s), StatePart::OpenBlockKeys) => s.open_keys.clone(),
+            (Self::Qsa(s), StatePart::BlockKeys) => s.block_keys.clone(),
+            _ => Vec::new(),
+        }
+    }
+}
+
+/// Room for `len` values of a cache that fills as tokens come.
+fn reserved(len: usize) -> Result<Vec<f32>, BackendError> {
+    let mut out = Vec::new();
+    out.try_reserve_exact(len)
+        .map_err(|_| BackendError::OutOfMemory { what: "the attention cache", bytes: len.saturating_mul(4) })?;
+    Ok(out)
+}
+
+impl QsaState {
+    pub(super) fn tokens(&self) -> usize {
+        self.keys.len() / self.kv_width
+    }
+
+    /// Whether `more` tokens fit.
+    pub(super) fn check_room(&self, more: usize) -> Result<(), BackendError> {
+        let needed_tokens = self.tokens() + more;
+        if needed_tokens > self.context_tokens {
+            return Err(BackendError::ContextFull { needed_tokens, context_tokens: self.context_tokens });
+        }
+        Ok(())
+    }
+}
+
+impl History {
+    fn new(rows: usize, width: usize) -> Result<Self, BackendError> {
+        Ok(Self { width, rows: zeroed(rows * width, "convolution state")? })
+    }
+
+    /// Rows kept.
+    fn len(&self) -> usize {
+        self.rows.len() / self.width
+    }
+
+    /// The row `back` rows before row `at` of `new`, reaching into the history where `new` does not go back so far.
+    pub(super) fn row<'a>(&'a self, new: &'a [f32], at: usize, back: usize) -> &'a [f32] {
+        match at.checked_sub(back) {
+            Some(row) => &new[row * self.width..][..self.width],
+            None => &self.rows[(self.len() + at - back) * self.width..][..self.width],
+        }
+    }
+
+    /// Forgets the oldest rows in favour of `new`.
+    pub(super) fn push(&mut self, new: &[f32]) {
+        let len = self.rows.len();
+        let keep = len.saturating_sub(new.len());
+        self.rows.copy_within(len - keep.., 0);
+        let from = new.len() - (len - keep);
+        self.rows[keep..].copy_from_slice(&new[from..]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_history_is_the_last_rows_however_they_came() {
+        let all: Vec<f32> = (1..=14).map(|v| v as f32).collect(); // seven rows of two
+        for cut in 0..=7 {
+            let mut history = History::new(3, 2).unwrap();
+            let (first, second) = all.split_at(cut * 2);
+            history.push(first);
+            // Rows seen from the second part are the same as in one piece.
+            for at in 0..7 - cut {
+                for back in 0..=3 {
+                    let absolute = (cut + at).checked_sub(back);
+                    let want = absolute.map_or([0.0, 0.0], |row| [all[row * 2], all[row * 2 + 1]]);
+                    assert_eq!(history.row(second, at, back), want, "cut {cut} at {at} back {back}");
+                }
+            }
+            history.push(second);
+            assert_eq!(history.rows, all[8..]);
+        }
+    }
+}

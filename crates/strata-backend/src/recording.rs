@@ -1,0 +1,220 @@
+//! A backend that computes nothing and remembers what it was asked: for tests of the order of operations, and of what
+//! a forward pass does when its machine gives chosen answers.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use strata_store::{Area, ExpertId, Slot};
+
+use crate::{
+    Backend, BackendError, Choice, ExpertShape, Field, GroupEntry, HyperRead, MatrixData, MatrixId, Mixer, PassId, PassShape, Ple,
+    Routes, SharedExpert, StateId, StatePart, StateShape, Ticket, VectorId,
+};
+
+/// One call, with the rows it was for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs)] // each is a method of `Backend`
+pub enum Call {
+    Embed { first_row: usize, ids: Vec<u32> },
+    AddNgrams { rows: Range<usize>, table_bytes: usize },
+    ReadStreams { rows: Range<usize> },
+    MixGdn { rows: Range<usize>, state: StateId },
+    MixQsa { rows: Range<usize>, state: StateId },
+    WriteStreams { rows: Range<usize> },
+    Route { rows: Range<usize> },
+    Forecast { rows: Range<usize>, router: MatrixId },
+    Experts { experts: Vec<ExpertId>, choices: Vec<Choice> },
+    Combine { rows: Range<usize> },
+    Head { rows: Range<usize> },
+    ResetState { state: StateId },
+    FreeState { state: StateId },
+}
+
+/// Remembers calls. Routes follow a fixed rule: row `r` of a strip chooses experts `r, r + 1, ...` modulo their number,
+/// with equal weights. Everything else that can be read back is zero.
+#[derive(Default)]
+pub struct RecordingBackend {
+    /// What was asked, in order.
+    pub calls: Vec<Call>,
+    matrices: Vec<(usize, usize)>,
+    vectors: u32,
+    passes: Vec<PassShape>,
+    states: u32,
+    results: HashMap<u64, Outcome>,
+    next_ticket: u64,
+}
+
+enum Outcome {
+    Routes(Routes),
+    Slots(Vec<Slot>),
+    Logits(usize),
+}
+
+impl RecordingBackend {
+    fn ticket(&mut self, outcome: Outcome) -> Ticket {
+        self.next_ticket += 1;
+        self.results.insert(self.next_ticket, outcome);
+        Ticket(self.next_ticket)
+    }
+
+    fn routes(&self, pass: PassId, rows: Range<usize>) -> Outcome {
+        let PassShape { top_k, experts, .. } = self.passes[pass.0 as usize];
+        let ids = rows.flat_map(|row| (0..top_k).map(move |k| ((row + k) % experts) as u32)).collect::<Vec<_>>();
+        Outcome::Routes(Routes { weights: vec![1.0 / top_k as f32; ids.len()], ids })
+    }
+
+    /// Tickets handed out whose results nobody has read.
+    pub fn unread_results(&self) -> usize {
+        self.results.len()
+    }
+}
+
+impl Backend for RecordingBackend {
+    fn describe(&self) -> String {
+        "recording".to_owned()
+    }
+
+    fn allocate_areas(&mut self, sizes_bytes: &[usize]) -> Result<Vec<Area>, BackendError> {
+        let error = |bytes: &usize| BackendError::OutOfMemory { what: "experts", bytes: *bytes };
+        sizes_bytes.iter().map(|bytes| Area::allocate(*bytes).ok_or_else(|| error(bytes))).collect()
+    }
+
+    fn load_matrix(&mut self, matrix: MatrixData) -> MatrixId {
+        self.matrices.push((matrix.rows, matrix.cols));
+        MatrixId(self.matrices.len() as u32 - 1)
+    }
+
+    fn load_vector(&mut self, _values: Vec<f32>) -> VectorId {
+        self.vectors += 1;
+        VectorId(self.vectors - 1)
+    }
+
+    fn new_pass(&mut self, shape: &PassShape) -> Result<PassId, BackendError> {
+        self.passes.push(shape.clone());
+        Ok(PassId(self.passes.len() as u32 - 1))
+    }
+
+    fn new_state(&mut self, _shape: &StateShape) -> Result<StateId, BackendError> {
+        self.states += 1;
+        Ok(StateId(self.states - 1))
+    }
+
+    fn reset_state(&mut self, state: StateId) {
+        self.calls.push(Call::ResetState { state });
+    }
+
+    fn free_state(&mut self, state: StateId) {
+        self.calls.push(Call::FreeState { state });
+    }
+
+    fn embed(&mut self, _pass: PassId, first_row: usize, table: MatrixId, ids: &[u32]) -> Result<(), BackendError> {
+        let (rows, _) = self.matrices[table.0 as usize];
+        if let Some(&id) = ids.iter().find(|id| **id as usize >= rows) {
+            return Err(BackendError::NoSuchToken { id, rows });
+        }
+        self.calls.push(Call::Embed { first_row, ids: ids.to_vec() });
+        Ok(())
+    }
+
+    fn add_ngrams(&mut self, _pass: PassId, rows: Range<usize>, _layer: &Ple, _state: StateId, table_rows: &[u8]) {
+        self.calls.push(Call::AddNgrams { rows, table_bytes: table_rows.len() });
+    }
+
+    fn read_streams(&mut self, _pass: PassId, rows: Range<usize>, _layer: &HyperRead) {
+        self.calls.push(Call::ReadStreams { rows });
+    }
+
+    fn mix(&mut self, _pass: PassId, rows: Range<usize>, mixer: &Mixer, state: StateId) -> Result<(), BackendError> {
+        self.calls.push(match mixer {
+            Mixer::Gdn(_) => Call::MixGdn { rows, state },
+            Mixer::Qsa(_) => Call::MixQsa { rows, state },
+        });
+        Ok(())
+    }
+
+    fn write_streams(&mut self, _pass: PassId, rows: Range<usize>) {
+        self.calls.push(Call::WriteStreams { rows });
+    }
+
+    fn route(&mut self, pass: PassId, rows: Range<usize>, _router: MatrixId) -> Ticket {
+        self.calls.push(Call::Route { rows: rows.clone() });
+        let routes = self.routes(pass, rows);
+        self.ticket(routes)
+    }
+
+    fn forecast(&mut self, pass: PassId, rows: Range<usize>, router: MatrixId) -> Ticket {
+        self.calls.push(Call::Forecast { rows: rows.clone(), router });
+        let routes = self.routes(pass, rows);
+        self.ticket(routes)
+    }
+
+    fn take_routes(&mut self, ticket: Ticket, routes: &mut Routes) -> Result<(), BackendError> {
+        match self.results.remove(&ticket.0) {
+            Some(Outcome::Routes(taken)) => *routes = taken,
+            _ => return Err(BackendError::WrongTicket { expected: "route" }),
+        }
+        Ok(())
+    }
+
+    fn experts(
+        &mut self,
+        _pass: PassId,
+        _shape: &ExpertShape,
+        slots: Vec<Slot>,
+        group: &[GroupEntry],
+        choices: &[Choice],
+    ) -> Ticket {
+        let experts = group.iter().map(|entry| slots[entry.slot].id()).collect();
+        let choices = group.iter().flat_map(|entry| choices[entry.choices.clone()].iter().copied()).collect();
+        self.calls.push(Call::Experts { experts, choices });
+        self.ticket(Outcome::Slots(slots))
+    }
+
+    fn take_slots(&mut self, ticket: Ticket, slots: &mut Vec<Slot>) -> Result<(), BackendError> {
+        match self.results.remove(&ticket.0) {
+            Some(Outcome::Slots(taken)) => slots.extend(taken),
+            _ => return Err(BackendError::WrongTicket { expected: "expert group" }),
+        }
+        Ok(())
+    }
+
+    fn combine(&mut self, _pass: PassId, rows: Range<usize>, _shared: &SharedExpert) {
+        self.calls.push(Call::Combine { rows });
+    }
+
+    fn head(&mut self, _pass: PassId, rows: Range<usize>, _last_read: &HyperRead, output: MatrixId) -> Ticket {
+        let values = rows.len() * self.matrices[output.0 as usize].0;
+        self.calls.push(Call::Head { rows });
+        self.ticket(Outcome::Logits(values))
+    }
+
+    fn take_logits(&mut self, ticket: Ticket, logits: &mut Vec<f32>) -> Result<(), BackendError> {
+        match self.results.remove(&ticket.0) {
+            Some(Outcome::Logits(values)) => logits.resize(logits.len() + values, 0.0),
+            _ => return Err(BackendError::WrongTicket { expected: "logits" }),
+        }
+        Ok(())
+    }
+
+    fn read_field(&mut self, pass: PassId, field: Field, rows: Range<usize>) -> Vec<f32> {
+        let s = &self.passes[pass.0 as usize];
+        let width = match field {
+            Field::Streams => s.streams * s.hidden,
+            Field::Mixed | Field::Output => s.hidden,
+            Field::Inject => s.streams,
+            Field::RouterLogits => s.experts,
+            Field::ExpertHidden => s.top_k * s.expert_ff,
+            Field::ExpertOutput => s.top_k * s.hidden,
+            Field::SharedGate => 1,
+        };
+        vec![0.0; rows.len() * width]
+    }
+
+    fn selected_blocks(&mut self, _pass: PassId, _row: usize) -> Option<Vec<u32>> {
+        None
+    }
+
+    fn read_state(&mut self, _state: StateId, _part: StatePart) -> Vec<f32> {
+        Vec::new()
+    }
+}

@@ -1,0 +1,133 @@
+//! Which instructions and how many threads: chosen once, handed to every kernel.
+
+use std::fmt;
+
+use crate::pool::{DisjointMut, Pool};
+
+/// A family of vector instructions that the kernels have code for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Isa {
+    /// Plain Rust, vectorised by the compiler for the target's baseline.
+    Portable,
+    /// AVX2 with FMA (x86-64).
+    Avx2,
+    /// AVX-512F (x86-64).
+    Avx512,
+}
+
+impl Isa {
+    /// Every family, slowest first.
+    pub const ALL: [Self; 3] = [Self::Portable, Self::Avx2, Self::Avx512];
+
+    /// The name used on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Portable => "portable",
+            Self::Avx2 => "avx2",
+            Self::Avx512 => "avx512",
+        }
+    }
+
+    /// Whether this machine can run it.
+    pub fn is_available(self) -> bool {
+        match self {
+            Self::Portable => true,
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => Self::Avx2.is_available() && is_x86_feature_detected!("avx512f"),
+            #[cfg(not(target_arch = "x86_64"))]
+            _ => false,
+        }
+    }
+
+    /// The fastest family this machine can run.
+    pub fn best() -> Self {
+        Self::ALL.into_iter().rev().find(|isa| isa.is_available()).unwrap_or(Self::Portable)
+    }
+}
+
+impl fmt::Display for Isa {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// An instruction set was asked for that this machine does not have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct UnavailableIsa(pub Isa);
+
+impl fmt::Display for UnavailableIsa {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "this processor cannot run the `{}` kernels; the best it has is `{}`", self.0, Isa::best())
+    }
+}
+
+impl std::error::Error for UnavailableIsa {}
+
+/// The processor as the kernels see it: an instruction set that is known to be available, and threads.
+pub struct Cpu {
+    isa: Isa,
+    pub(crate) pool: Pool,
+}
+
+impl Cpu {
+    /// Kernels for `isa` on `threads` threads (0 = as many as the machine has).
+    ///
+    /// # Errors
+    /// When this machine lacks the instructions.
+    pub fn new(isa: Isa, threads: usize) -> Result<Self, UnavailableIsa> {
+        if !isa.is_available() {
+            return Err(UnavailableIsa(isa));
+        }
+        Ok(Self { isa, pool: Pool::new(threads) })
+    }
+
+    /// The instruction set in use. Always available: that is checked when the value is made.
+    pub fn isa(&self) -> Isa {
+        self.isa
+    }
+
+    /// The number of threads in use.
+    pub fn threads(&self) -> usize {
+        self.pool.threads()
+    }
+
+    /// Runs `f(i, row i of out)` for each `width`-wide row of `out`, on all threads.
+    pub fn for_rows<T: Send>(&self, out: &mut [T], width: usize, f: impl Fn(usize, &mut [T]) + Sync) {
+        self.for_rows_with(out, width, || (), |(), i, row| f(i, row));
+    }
+
+    /// [`for_rows`](Self::for_rows) with something that each thread makes once and keeps between its rows.
+    pub fn for_rows_with<T: Send, S>(
+        &self,
+        out: &mut [T],
+        width: usize,
+        init: impl Fn() -> S + Sync,
+        f: impl Fn(&mut S, usize, &mut [T]) + Sync,
+    ) {
+        let rows = out.len() / width;
+        assert_eq!(out.len(), rows * width, "a whole number of rows");
+        let out = DisjointMut::new(out);
+        self.pool.run(rows, false, init, |s, i| {
+            // SAFETY: task i alone takes row i.
+            f(s, i, unsafe { out.part(i * width, width) });
+        });
+    }
+
+    /// Runs `f(i, row i of a, row i of b)` for the rows of two outputs with the same number of rows.
+    pub fn for_row_pairs<T: Send, U: Send>(
+        &self,
+        (a, a_width): (&mut [T], usize),
+        (b, b_width): (&mut [U], usize),
+        f: impl Fn(usize, &mut [T], &mut [U]) + Sync,
+    ) {
+        let rows = a.len() / a_width;
+        assert!(a.len() == rows * a_width && b.len() == rows * b_width, "a whole, equal number of rows");
+        let (a, b) = (DisjointMut::new(a), DisjointMut::new(b));
+        self.pool.run(rows, false, || (), |(), i| {
+            // SAFETY: task i alone takes row i of each.
+            unsafe { f(i, a.part(i * a_width, a_width), b.part(i * b_width, b_width)) };
+        });
+    }
+}

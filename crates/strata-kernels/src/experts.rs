@@ -1,0 +1,108 @@
+//! Routed experts: for each expert the rows that chose it are gathered, then gate and up, silu, down (spec 6.4).
+
+use crate::math::silu_times;
+use crate::matmul::{Matrix, matmul_here, panel_len};
+use crate::pool::DisjointMut;
+use crate::Cpu;
+
+/// One expert's weights and the rows that chose it.
+pub struct Expert<'a> {
+    /// `[ff][hidden]`.
+    pub gate: Matrix<'a>,
+    /// `[ff][hidden]`.
+    pub up: Matrix<'a>,
+    /// `[hidden][ff]`.
+    pub down: Matrix<'a>,
+    /// For each row of the input that chose it: the row, and which of the row's `top_k` choices it is.
+    pub choices: &'a [Choice],
+}
+
+/// One use of an expert: row `row` of the pass has it as its `k`-th choice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Choice {
+    /// Row of the pass.
+    pub row: u32,
+    /// Rank of the choice within the row, from 0.
+    pub k: u32,
+}
+
+/// Where results go: row `choice.row * top_k + choice.k` of each.
+pub struct Outputs<'a> {
+    /// `[rows * top_k][hidden]`: the expert's output, before its weight is applied.
+    pub out: &'a mut [f32],
+    /// `[rows * top_k][ff]`: `silu(gate) * up`, when somebody wants to look at it.
+    pub hidden: Option<&'a mut [f32]>,
+    /// Choices per row.
+    pub top_k: usize,
+}
+
+/// Computes every choice of a group of experts. `x` is `[rows][hidden]`. No choice may occur twice.
+pub fn experts(cpu: &Cpu, group: &[Expert<'_>], x: &[f32], outputs: &mut Outputs<'_>) {
+    let Some(first) = group.first() else { return };
+    let (ff, width) = (first.gate.rows(), first.gate.cols());
+    debug_assert!(no_choice_twice(group), "an expert group names a choice twice");
+    let top_k = outputs.top_k;
+    let out = DisjointMut::new(outputs.out);
+    let hidden = outputs.hidden.as_deref_mut().map(DisjointMut::new);
+
+    let most = group.iter().map(|e| e.choices.len()).max().unwrap_or(0);
+    let scratch = || Scratch {
+        x: vec![0.0; most * width],
+        gate: vec![0.0; most * ff],
+        up: vec![0.0; most * ff],
+        down: vec![0.0; most * width],
+        panel: vec![0.0; panel_len(width.max(ff))],
+    };
+    cpu.pool.run(group.len(), false, scratch, |s: &mut Scratch, task| {
+        let Expert { gate, up, down, choices } = &group[task];
+        let rows = choices.len();
+        for (choice, row) in choices.iter().zip(s.x.chunks_exact_mut(width)) {
+            row.copy_from_slice(&x[choice.row as usize * width..][..width]);
+        }
+        let (x, g, u) = (&s.x[..rows * width], &mut s.gate[..rows * ff], &mut s.up[..rows * ff]);
+        matmul_here(cpu.isa(), gate, x, g, &mut s.panel);
+        matmul_here(cpu.isa(), up, x, u, &mut s.panel);
+        silu_times(cpu.isa(), g, u);
+        let d = &mut s.down[..rows * width];
+        matmul_here(cpu.isa(), down, g, d, &mut s.panel);
+        for (i, choice) in choices.iter().enumerate() {
+            let at = choice.row as usize * top_k + choice.k as usize;
+            // SAFETY: no choice occurs twice, so no other task writes row `at`.
+            unsafe { out.part(at * width, width) }.copy_from_slice(&d[i * width..][..width]);
+            if let Some(hidden) = &hidden {
+                // SAFETY: as above.
+                unsafe { hidden.part(at * ff, ff) }.copy_from_slice(&g[i * ff..][..ff]);
+            }
+        }
+    });
+}
+
+struct Scratch {
+    x: Vec<f32>,
+    gate: Vec<f32>,
+    up: Vec<f32>,
+    down: Vec<f32>,
+    panel: Vec<f32>,
+}
+
+fn no_choice_twice(group: &[Expert<'_>]) -> bool {
+    let mut all: Vec<_> = group.iter().flat_map(|e| e.choices.iter().map(|c| (c.row, c.k))).collect();
+    let before = all.len();
+    all.sort_unstable();
+    all.dedup();
+    all.len() == before
+}
+
+/// `y = sum_k weights[k] * outputs[k] + shared_gate * shared`, added in the order of `k`: whatever order the experts
+/// were computed in does not show. All rows are `y.len()` wide.
+pub fn combine(weights: &[f32], outputs: &[f32], shared_gate: f32, shared: &[f32], y: &mut [f32]) {
+    y.fill(0.0);
+    for (weight, output) in weights.iter().zip(outputs.chunks_exact(y.len())) {
+        for (y, v) in y.iter_mut().zip(output) {
+            *y += weight * v;
+        }
+    }
+    for (y, v) in y.iter_mut().zip(shared) {
+        *y += shared_gate * v;
+    }
+}

@@ -1,0 +1,58 @@
+//! Why a file is no model, or a forward pass ended.
+
+use strata_backend::BackendError;
+use strata_gguf::{GgufError, MetadataError};
+use strata_store::StoreError;
+use thiserror::Error;
+
+/// What went wrong with a model.
+#[derive(Debug, Error)]
+pub enum ModelError {
+    /// The file itself.
+    #[error(transparent)]
+    File(#[from] GgufError),
+    /// A metadata key.
+    #[error(transparent)]
+    Metadata(#[from] MetadataError),
+    /// An architecture this program does not run.
+    #[error("architecture `{0}` is not supported; this program runs `qwen4exp` (Qwen3.8-Flash-Next)")]
+    Architecture(String),
+    /// A metadata value that cannot be.
+    #[error("metadata key `{key}`: {problem}")]
+    Config {
+        /// The key.
+        key: String,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// A tensor that is not there.
+    #[error("tensor `{name}` is missing: {hint}")]
+    MissingTensor {
+        /// Its name.
+        name: String,
+        /// What that means.
+        hint: &'static str,
+    },
+    /// A tensor of the wrong shape.
+    #[error("tensor `{name}`: expected shape {expected:?}, got {got:?}")]
+    Shape {
+        /// Its name.
+        name: String,
+        /// What the metadata ask for, contiguous dimension first.
+        expected: Vec<u64>,
+        /// What the file holds.
+        got: Vec<u64>,
+    },
+    /// The experts or the n-gram table could not be read.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The computation failed.
+    #[error(transparent)]
+    Backend(#[from] BackendError),
+    /// An earlier pass of this sequence was stopped half-way.
+    #[error("this sequence was stopped in the middle of a pass and must be reset before it goes on")]
+    Interrupted,
+    /// The caller asked to stop.
+    #[error("stopped")]
+    Cancelled,
+}

@@ -1,0 +1,341 @@
+//! The forward pass, layer-major (spec 6): all rows of a pass go through a layer, strip by strip, before the next layer
+//! begins, so that the layer's experts are needed once.
+
+use std::ops::Range;
+
+use strata_backend::{Backend, Choice, Field, GroupEntry, PassId, Routes};
+use strata_store::{Demand, ExpertStore, Slot};
+
+use super::{Layer, Model, Sequence, ple};
+use crate::ModelError;
+
+/// Of which of the tokens given to [`Model::forward`] the logits are wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rows {
+    /// Of all.
+    All,
+    /// Of the last.
+    Last,
+}
+
+/// Sees a forward pass from outside; it can look at things and stop it, but not change it.
+pub trait Observer {
+    /// Asked between strips: `true` ends the pass with [`ModelError::Cancelled`].
+    fn is_cancelled(&self) -> bool {
+        false
+    }
+
+    /// Called twice a layer and pass, when its values can be read.
+    fn at(&mut self, _moment: Moment, _view: &mut LayerView<'_>) {}
+}
+
+/// The observer that does nothing.
+pub struct Unobserved;
+
+impl Observer for Unobserved {}
+
+/// When an observer is called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Moment {
+    /// One strip of the layer went through its mixer: [`Field::Inject`] and [`Field::Output`] are the mixer's.
+    StripMixed,
+    /// All rows went through the layer: all fields are those of its mixture of experts.
+    LayerDone,
+}
+
+/// What an observer can look at.
+pub struct LayerView<'a> {
+    /// The layer, from 0.
+    pub layer: usize,
+    /// Rows of the pass that are ready.
+    pub rows: Range<usize>,
+    /// Position in the sequence of the pass's row 0.
+    pub first_position: usize,
+    /// Routes of the rows so far routed, `[rows][top_k]`.
+    pub routes: &'a Routes,
+    /// Table rows of the n-gram module for the pass, `[rows][heads]`; empty in layers without it.
+    pub ple_rows: &'a [u64],
+    backend: &'a mut dyn Backend,
+    pass: PassId,
+}
+
+impl LayerView<'_> {
+    /// Values of the ready rows, `[rows][width of the field]`.
+    pub fn read(&mut self, field: Field) -> Vec<f32> {
+        self.backend.read_field(self.pass, field, self.rows.clone())
+    }
+
+    /// Blocks that an attention layer selected for a row; `None`: it attended to everything.
+    pub fn selected_blocks(&mut self, row: usize) -> Option<Vec<u32>> {
+        self.backend.selected_blocks(self.pass, row)
+    }
+}
+
+/// Lists that a pass fills, kept between passes so that they are not allocated anew.
+#[derive(Default)]
+pub(super) struct Buffers {
+    /// Of all rows of the pass, for the layer at hand.
+    routes: Routes,
+    strip_routes: Routes,
+    forecast: Routes,
+    demand: DemandCount,
+    ple_rows: Vec<u64>,
+    ple_bytes: Vec<u8>,
+    /// All choices of the layer, by expert.
+    choices: Vec<Choice>,
+    /// Where the choices of each expert begin.
+    starts: Vec<usize>,
+    group: Vec<GroupEntry>,
+}
+
+impl Model {
+    /// Takes `ids` into the sequence and appends the logits of the wanted rows, `[rows][vocabulary]`, to `logits`.
+    ///
+    /// Any split of a text into calls gives the same bytes. After an error the sequence must be reset.
+    ///
+    /// # Errors
+    /// When an id is unknown, the context is full, experts cannot be read, or the observer cancels.
+    pub fn forward(
+        &mut self,
+        sequence: &mut Sequence,
+        ids: &[u32],
+        wanted: Rows,
+        logits: &mut Vec<f32>,
+        observer: &mut dyn Observer,
+    ) -> Result<(), ModelError> {
+        if sequence.is_torn {
+            return Err(ModelError::Interrupted);
+        }
+        self.check(sequence, ids)?;
+        sequence.is_torn = true;
+        let passes = ids.len().div_ceil(self.options.pass_tokens);
+        for (i, ids) in ids.chunks(self.options.pass_tokens).enumerate() {
+            self.pass(sequence, ids, observer)?;
+            match wanted {
+                Rows::All => {
+                    for strip in strips(ids.len(), self.options.strip_rows) {
+                        self.logits(strip, logits)?;
+                    }
+                }
+                Rows::Last if i + 1 == passes => self.logits(ids.len() - 1..ids.len(), logits)?,
+                Rows::Last => {}
+            }
+        }
+        sequence.is_torn = false;
+        Ok(())
+    }
+
+    /// What can be known to be wrong before anything is computed.
+    fn check(&self, sequence: &Sequence, ids: &[u32]) -> Result<(), ModelError> {
+        let needed_tokens = sequence.tokens + ids.len();
+        if needed_tokens > self.context_tokens {
+            let context_tokens = self.context_tokens;
+            return Err(strata_backend::BackendError::ContextFull { needed_tokens, context_tokens }.into());
+        }
+        if let Some(&id) = ids.iter().find(|id| **id as usize >= self.head.vocabulary) {
+            return Err(strata_backend::BackendError::NoSuchToken { id, rows: self.head.vocabulary }.into());
+        }
+        Ok(())
+    }
+
+    fn logits(&mut self, rows: Range<usize>, logits: &mut Vec<f32>) -> Result<(), ModelError> {
+        let ticket = self.backend.head(self.pass, rows, &self.head.read, self.head.output);
+        Ok(self.backend.take_logits(ticket, logits)?)
+    }
+
+    fn pass(&mut self, sequence: &mut Sequence, ids: &[u32], observer: &mut dyn Observer) -> Result<(), ModelError> {
+        self.backend.embed(self.pass, 0, self.head.embedding, ids)?;
+        let mut ple_rows = std::mem::take(&mut self.buffers.ple_rows);
+        ple_rows.clear();
+        if let Some(module) = &self.ple {
+            ple::rows(&module.config, &sequence.window, ids, &mut ple_rows);
+        }
+        for layer in 0..self.layers.len() {
+            self.layer(layer, sequence, ids.len(), &ple_rows, observer)?;
+        }
+        self.buffers.ple_rows = ple_rows;
+        sequence.tokens += ids.len();
+        if let Some(module) = &self.ple {
+            sequence.window.extend_from_slice(ids);
+            let keep = sequence.window.len().min(module.config.ngram - 1);
+            sequence.window.drain(..sequence.window.len() - keep);
+        }
+        Ok(())
+    }
+
+    fn layer(
+        &mut self,
+        index: usize,
+        sequence: &Sequence,
+        rows: usize,
+        ple_rows: &[u64],
+        observer: &mut dyn Observer,
+    ) -> Result<(), ModelError> {
+        let Self { options, config, backend, store, layers, ple, pass, buffers, .. } = self;
+        let (backend, store, pass) = (backend.as_mut(), store.as_mut(), *pass);
+        let layer = &layers[index];
+        let next_router = layers.get(index + 1).map(|next| next.moe.router);
+        let module = ple.as_ref().filter(|module| module.config.layer == index);
+        let ple_rows = if module.is_some() { ple_rows } else { &[] };
+        let top_k = config.moe.top_k;
+        buffers.routes.ids.clear();
+        buffers.routes.weights.clear();
+
+        for strip in strips(rows, options.strip_rows) {
+            if observer.is_cancelled() {
+                return Err(ModelError::Cancelled);
+            }
+            if let (Some(module), Some(state)) = (module, sequence.ple_state) {
+                let per_token = module.config.rows_per_token();
+                let ids = &ple_rows[strip.start * per_token..strip.end * per_token];
+                buffers.ple_bytes.resize(ids.len() * module.table.row_bytes(), 0);
+                module.table.gather(ids, &mut buffers.ple_bytes)?;
+                backend.add_ngrams(pass, strip.clone(), &module.weights, state, &buffers.ple_bytes);
+            }
+            backend.read_streams(pass, strip.clone(), &layer.read);
+            backend.mix(pass, strip.clone(), &layer.mixer, sequence.states[index])?;
+            backend.write_streams(pass, strip.clone());
+            let mut view = LayerView {
+                layer: index,
+                rows: strip.clone(),
+                first_position: sequence.tokens,
+                routes: &buffers.routes,
+                ple_rows,
+                backend: &mut *backend,
+                pass,
+            };
+            observer.at(Moment::StripMixed, &mut view);
+
+            backend.read_streams(pass, strip.clone(), &layer.moe.read);
+            let ticket = backend.route(pass, strip.clone(), layer.moe.router);
+            backend.take_routes(ticket, &mut buffers.strip_routes)?;
+            buffers.routes.ids.extend_from_slice(&buffers.strip_routes.ids);
+            buffers.routes.weights.extend_from_slice(&buffers.strip_routes.weights);
+            store.demand(index as u32, buffers.demand.count(&buffers.strip_routes.ids, config.moe.experts))?;
+            if let Some(router) = next_router.filter(|_| store.wants_forecast()) {
+                let ticket = backend.forecast(pass, strip, router);
+                backend.take_routes(ticket, &mut buffers.forecast)?;
+                store.forecast(index as u32 + 1, buffers.demand.count(&buffers.forecast.ids, config.moe.experts));
+            }
+        }
+        store.close(index as u32);
+        experts(backend, store, pass, index as u32, layer, top_k, buffers)?;
+        for strip in strips(rows, options.strip_rows) {
+            backend.combine(pass, strip.clone(), &layer.moe.shared);
+            backend.write_streams(pass, strip);
+        }
+        let first_position = sequence.tokens;
+        let routes = &buffers.routes;
+        let mut view = LayerView { layer: index, rows: 0..rows, first_position, routes, ple_rows, backend, pass };
+        observer.at(Moment::LayerDone, &mut view);
+        Ok(())
+    }
+}
+
+/// Computes the layer's experts in the order in which the store has them ready.
+fn experts(
+    backend: &mut dyn Backend,
+    store: &mut dyn ExpertStore,
+    pass: PassId,
+    index: u32,
+    layer: &Layer,
+    top_k: usize,
+    buffers: &mut Buffers,
+) -> Result<(), ModelError> {
+    let Buffers { routes, choices, starts, group, .. } = buffers;
+    sort_choices(&routes.ids, top_k, layer.moe.scales.len(), choices, starts);
+    loop {
+        let mut slots: Vec<Slot> = Vec::new();
+        store.ready(index, &mut slots)?;
+        if slots.is_empty() {
+            return Ok(());
+        }
+        group.clear();
+        group.extend(slots.iter().enumerate().map(|(slot, held)| {
+            let expert = held.id().index as usize;
+            GroupEntry { slot, choices: starts[expert]..starts[expert + 1], scales: layer.moe.scales[expert] }
+        }));
+        let ticket = backend.experts(pass, &layer.moe.experts, slots, group, choices);
+        let mut done = Vec::new();
+        backend.take_slots(ticket, &mut done)?;
+        done.into_iter().for_each(|slot| store.release(slot));
+    }
+}
+
+/// The rows `0..rows` in strips.
+fn strips(rows: usize, strip_rows: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..rows).step_by(strip_rows).map(move |start| start..rows.min(start + strip_rows))
+}
+
+/// Lists the choices of `ids` (`[rows][top_k]`) by expert, rows ascending: those of expert `e` are
+/// `choices[starts[e]..starts[e + 1]]`.
+fn sort_choices(ids: &[u32], top_k: usize, experts: usize, choices: &mut Vec<Choice>, starts: &mut Vec<usize>) {
+    starts.clear();
+    starts.resize(experts + 1, 0);
+    for id in ids {
+        starts[*id as usize + 1] += 1;
+    }
+    for expert in 0..experts {
+        starts[expert + 1] += starts[expert];
+    }
+    choices.clear();
+    choices.resize(ids.len(), Choice { row: 0, k: 0 });
+    // Each start moves to its expert's end, which is the next one's start; then all move back by one place.
+    for (at, id) in ids.iter().enumerate() {
+        let place = &mut starts[*id as usize];
+        choices[*place] = Choice { row: (at / top_k) as u32, k: (at % top_k) as u32 };
+        *place += 1;
+    }
+    starts.rotate_right(1);
+    starts[0] = 0;
+}
+
+/// Counts how many rows chose each expert.
+#[derive(Default)]
+struct DemandCount {
+    by_expert: Vec<u32>,
+    demands: Vec<Demand>,
+}
+
+impl DemandCount {
+    /// The distinct experts of `ids`, most rows first, the lower index first among equals.
+    fn count(&mut self, ids: &[u32], experts: usize) -> &[Demand] {
+        self.by_expert.clear();
+        self.by_expert.resize(experts, 0);
+        ids.iter().for_each(|id| self.by_expert[*id as usize] += 1);
+        self.demands.clear();
+        let counts = (0u32..).zip(&self.by_expert).filter(|(_, tokens)| **tokens > 0);
+        self.demands.extend(counts.map(|(expert, tokens)| Demand { expert, tokens: *tokens }));
+        self.demands.sort_by_key(|demand| std::cmp::Reverse(demand.tokens));
+        &self.demands
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn choices_are_sorted_by_expert_then_row() {
+        let (mut choices, mut starts) = (Vec::new(), Vec::new());
+        sort_choices(&[3, 0, 0, 2, 3, 2], 2, 5, &mut choices, &mut starts);
+        let choice = |row, k| Choice { row, k };
+        assert_eq!(starts, [0, 2, 2, 4, 6, 6]);
+        assert_eq!(choices, [choice(0, 1), choice(1, 0), choice(1, 1), choice(2, 1), choice(0, 0), choice(2, 0)]);
+    }
+
+    #[test]
+    fn demand_is_counted_most_rows_first() {
+        let demand = |expert, tokens| Demand { expert, tokens };
+        let mut count = DemandCount::default();
+        assert_eq!(count.count(&[4, 1, 1, 0, 4, 1, 3], 5), [demand(1, 3), demand(4, 2), demand(0, 1), demand(3, 1)]);
+        assert_eq!(count.count(&[2], 5), [demand(2, 1)]);
+    }
+
+    #[test]
+    fn strips_cover_all_rows_once() {
+        assert_eq!(strips(7, 3).collect::<Vec<_>>(), [0..3, 3..6, 6..7]);
+        assert_eq!(strips(3, 3).count(), 1);
+        assert_eq!(strips(0, 3).count(), 0);
+    }
+}

@@ -1,0 +1,73 @@
+//! The mixture of experts (spec 6.4): the router and the shared expert are weights of the backend, the routed experts
+//! are records of the store.
+
+use strata_backend::{ExpertShape, HyperRead, MatrixId, SharedExpert};
+use strata_gguf::{Tensor, TensorType};
+use strata_store::{LayerRecords, PartRange};
+
+use super::config::{Config, MoeConfig};
+use super::weights::Loader;
+use super::hyper;
+use crate::ModelError;
+
+/// What a layer's mixture of experts is made of, besides the records.
+pub(super) struct Moe {
+    pub(super) read: HyperRead,
+    pub(super) router: MatrixId,
+    pub(super) shared: SharedExpert,
+    pub(super) experts: ExpertShape,
+    /// Factors of gate, up and down for each expert.
+    pub(super) scales: Vec<[f32; 3]>,
+}
+
+pub(super) fn load(loader: &mut Loader<'_>, config: &Config, layer: usize) -> Result<(Moe, LayerRecords), ModelError> {
+    let &MoeConfig { experts, ff, shared_ff, .. } = &config.moe;
+    let hidden = config.hidden;
+    let name = |part: &str| format!("blk.{layer}.{part}");
+    let [gate, up, down] = routed(loader, config, layer)?;
+    let [gate_scales, up_scales, down_scales] = ["ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"]
+        .map(|part| loader.scales(&name(part), experts));
+    let (gate_scales, up_scales, down_scales) = (gate_scales?, up_scales?, down_scales?);
+    let moe = Moe {
+        read: hyper::load(loader, config, &name("hc_ffn"), true)?,
+        router: loader.matrix(&name("ffn_gate_inp"), hidden, experts)?,
+        shared: SharedExpert {
+            gate_inp: loader.vector(&name("ffn_gate_inp_shexp.weight"), hidden)?,
+            gate: loader.matrix(&name("ffn_gate_shexp"), hidden, shared_ff)?,
+            up: loader.matrix(&name("ffn_up_shexp"), hidden, shared_ff)?,
+            down: loader.matrix(&name("ffn_down_shexp"), shared_ff, hidden)?,
+        },
+        experts: ExpertShape { gate: gate.0, up: up.0, down: down.0, hidden, ff },
+        scales: (0..experts).map(|e| [gate_scales[e], up_scales[e], down_scales[e]]).collect(),
+    };
+    Ok((moe, LayerRecords { experts: experts as u32, parts: [gate.1, up.1, down.1] }))
+}
+
+/// Types and places of the routed experts' gate, up and down matrices.
+fn routed(loader: &Loader<'_>, config: &Config, layer: usize) -> Result<[(TensorType, PartRange); 3], ModelError> {
+    let &MoeConfig { experts, ff, .. } = &config.moe;
+    let hidden = config.hidden;
+    let name = |part: &str| format!("blk.{layer}.{part}.weight");
+    let down = loader.shaped(&name("ffn_down_exps"), &[ff, hidden, experts])?;
+    let down = (down.ty, part(down, hidden, 0, hidden));
+    // Some files hold gate and up in one tensor, the gate's rows first.
+    let fused = name("ffn_gate_up_exps");
+    if loader.gguf.tensor(&fused).is_some() {
+        let both = loader.shaped(&fused, &[hidden, 2 * ff, experts])?;
+        return Ok([(both.ty, part(both, 2 * ff, 0, ff)), (both.ty, part(both, 2 * ff, ff, ff)), down]);
+    }
+    let gate = loader.shaped(&name("ffn_gate_exps"), &[hidden, ff, experts])?;
+    let up = loader.shaped(&name("ffn_up_exps"), &[hidden, ff, experts])?;
+    Ok([(gate.ty, part(gate, ff, 0, ff)), (up.ty, part(up, ff, 0, ff)), down])
+}
+
+/// The rows `first .. first + rows` of each expert's `expert_rows` rows of a tensor.
+fn part(tensor: &Tensor, expert_rows: usize, first: usize, rows: usize) -> PartRange {
+    let row_bytes = tensor.row_bytes();
+    PartRange {
+        file: tensor.file,
+        offset: tensor.offset + first as u64 * row_bytes,
+        stride_bytes: expert_rows as u64 * row_bytes,
+        len_bytes: rows as u64 * row_bytes,
+    }
+}

@@ -1,0 +1,61 @@
+//! What can go wrong between a drive and memory.
+
+use std::path::PathBuf;
+
+use thiserror::Error;
+
+use crate::ExpertId;
+
+/// Why bytes of the model are not to be had.
+#[derive(Debug, Error)]
+pub enum StoreError {
+    /// The system reported an error, twice.
+    #[error("{}: reading {wanted_bytes} bytes at offset {offset} failed after {got_bytes}: {source} (tried twice)", file.display())]
+    Read {
+        /// The file.
+        file: PathBuf,
+        /// Bytes from its start.
+        offset: u64,
+        /// Bytes asked for.
+        wanted_bytes: usize,
+        /// Bytes that came before the error.
+        got_bytes: usize,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The file ended first.
+    #[error(
+        "{}: the file ends after {got_bytes} of the {wanted_bytes} bytes wanted at offset {offset}: \
+         it was shortened or replaced after it was opened, or is a partial download",
+        file.display()
+    )]
+    EndOfFile {
+        /// The file.
+        file: PathBuf,
+        /// Bytes from its start.
+        offset: u64,
+        /// Bytes asked for.
+        wanted_bytes: usize,
+        /// Bytes that there were.
+        got_bytes: usize,
+    },
+    /// A layer or expert that the model does not have.
+    #[error("{0} does not exist in this model")]
+    NoSuchExpert(ExpertId),
+    /// A row that a table does not have.
+    #[error("row {row} of a table of {rows} rows was asked for")]
+    NoSuchRow {
+        /// The row asked for.
+        row: u64,
+        /// Rows in the table.
+        rows: u64,
+    },
+    /// The areas handed over are too small.
+    #[error("the experts need {needed_bytes} bytes of memory in areas that hold whole records; {given_bytes} were given")]
+    AreasTooSmall {
+        /// Bytes of all records.
+        needed_bytes: u64,
+        /// Bytes of all areas.
+        given_bytes: u64,
+    },
+}
