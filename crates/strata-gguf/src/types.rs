@@ -20,6 +20,11 @@ macro_rules! tensor_types {
                 match id { $($id => Some(Self::$variant),)* _ => None }
             }
 
+            /// Its id in a file.
+            pub fn id(self) -> u32 {
+                match self { $(Self::$variant => $id,)* }
+            }
+
             /// The name ggml uses, for example `IQ2_XS`.
             pub fn name(self) -> &'static str {
                 match self { $(Self::$variant => $name,)* }
