@@ -1,1 +1,61 @@
-fn main() {}
+//! The `strata` command.
+//!
+//! Owns: what a user types and sees. Refuses: to know how anything is computed.
+//!
+//! Exit codes: 0 done; 1 it failed, or `parity` found a difference; 2 the command line is wrong; 130 stopped by Ctrl-C.
+
+mod chat;
+mod error;
+mod exact;
+mod flags;
+mod input;
+mod inspect;
+mod interrupt;
+mod run;
+mod setup;
+mod tokenize;
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser};
+
+use crate::error::CliError;
+use crate::flags::{Cli, Command, EvalCommand};
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help and version are answers; a reader that went away is no reason to complain.
+            let _ = error.print();
+            return ExitCode::from(if error.use_stderr() { CliError::USAGE } else { 0 });
+        }
+    };
+    let result = match cli.command {
+        Command::Run(flags) => run::run(&flags),
+        Command::Chat(flags) => chat::chat(&flags),
+        Command::Inspect(flags) => inspect::inspect(&flags),
+        Command::Tokenize(flags) => tokenize::tokenize(&flags),
+        Command::Logits(flags) => exact::logits(&flags),
+        Command::Dump(flags) => exact::dump(&flags),
+        Command::Parity(flags) => exact::parity(&flags),
+        Command::Kld(flags) => exact::kld(&flags),
+        Command::Eval(EvalCommand::Ppl(flags)) => exact::perplexity(&flags),
+        Command::Completions { shell } => completions(shell),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            if let Some(text) = error.text() {
+                eprintln!("strata: {text}");
+            }
+            ExitCode::from(error.exit_code())
+        }
+    }
+}
+
+fn completions(shell: clap_complete::Shell) -> Result<(), CliError> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "strata", &mut script);
+    Ok(std::io::Write::write_all(&mut std::io::stdout(), &script)?)
+}

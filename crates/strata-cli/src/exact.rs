@@ -1,0 +1,229 @@
+//! The exactness tools: `logits`, `dump`, `parity`, `kld` and `eval ppl`.
+
+use std::io::{IsTerminal, Write};
+use std::path::{Path, PathBuf};
+
+use clap::ValueEnum;
+use serde_json::json;
+use strata_engine::{EngineOptions, GdnForm, Isa, exact};
+
+use crate::error::CliError;
+use crate::flags::{DumpFlags, KldFlags, LogitsFlags, OptionalTextFlags, ParityFlags, PplFlags};
+use crate::interrupt::stoppable;
+use crate::{input, interrupt, setup};
+
+pub fn logits(flags: &LogitsFlags) -> Result<(), CliError> {
+    interrupt::install()?;
+    let path = setup::model_path(flags.model.model.as_deref())?;
+    let mut engine = setup::open(&path, &setup::engine_options(&flags.engine))?;
+    let ids = OptionalTextFlags::from(flags.text.clone()).read(&engine, flags.pieces.limit)?;
+    stoppable(|stop| exact::logits(&mut engine, &ids, &flags.pieces.pieces, &flags.output, stop))?;
+    eprintln!("{}: logits [{}, {}]", flags.output.display(), ids.len(), engine.model().vocabulary());
+    Ok(())
+}
+
+pub fn dump(flags: &DumpFlags) -> Result<(), CliError> {
+    interrupt::install()?;
+    let path = setup::model_path(flags.model.model.as_deref())?;
+    let mut engine = setup::open(&path, &EngineOptions { keep_details: true, ..setup::engine_options(&flags.engine) })?;
+    let ids = OptionalTextFlags::from(flags.text.clone()).read(&engine, flags.pieces.limit)?;
+    stoppable(|stop| exact::dump(&mut engine, &ids, &flags.pieces.pieces, &flags.output, stop))?;
+    eprintln!("{}: {} positions, {} layers", flags.output.display(), ids.len(), engine.model().config().layers);
+    Ok(())
+}
+
+pub fn parity(flags: &ParityFlags) -> Result<(), CliError> {
+    interrupt::install()?;
+    // Runs are dumped to a directory of their own that goes away with this value.
+    let scratch = tempfile::tempdir().map_err(|error| CliError::Failed(format!("no room for a dump: {error}")))?;
+    let a = side(&flags.a, flags, &scratch.path().join("a"))?;
+    let b = side(&flags.b, flags, &scratch.path().join("b"))?;
+    let parity = exact::parity(&a, &b)?;
+    if flags.json { print_parity_json(&parity) } else { print_parity(&parity, flags) }?;
+    if parity.is_equal() { Ok(()) } else { Err(CliError::Differs) }
+}
+
+/// The dump of one side: the directory that was named, or a new one made by the settings that were named.
+fn side(named: &str, flags: &ParityFlags, scratch: &Path) -> Result<PathBuf, CliError> {
+    let dir = Path::new(named);
+    if dir.is_dir() {
+        return Ok(dir.to_owned());
+    }
+    if named != "default" && !named.contains('=') {
+        let text = format!("`{named}` is neither a directory nor settings such as `threads=1,pass=16` or `default`");
+        return Err(CliError::Usage(text));
+    }
+    let (options, pieces) = settings(named)?;
+    let path = setup::model_path(flags.model.model.as_deref())?;
+    let mut engine = setup::open(&path, &options)?;
+    let ids = flags.text.read(&engine, flags.limit)?;
+    stoppable(|stop| exact::dump(&mut engine, &ids, &pieces, scratch, stop))?;
+    Ok(scratch.to_owned())
+}
+
+/// Reads `key=value,key=value`.
+fn settings(text: &str) -> Result<(EngineOptions, Vec<usize>), CliError> {
+    let mut options = EngineOptions { keep_details: true, ..EngineOptions::default() };
+    let mut pieces = Vec::new();
+    for setting in text.split(',').filter(|setting| *setting != "default") {
+        let bad = || {
+            CliError::Usage(format!(
+                "`{setting}`: expected key=value with a key of threads, isa, context, pass, strip, gdn, qsa-block, pieces"
+            ))
+        };
+        let (key, value) = setting.split_once('=').ok_or_else(bad)?;
+        let number = |text: &str| text.parse::<usize>().map_err(|_| bad());
+        let positive = |text: &str| number(text).and_then(|n| if n > 0 { Ok(n) } else { Err(bad()) });
+        match key {
+            "threads" => options.threads = number(value)?,
+            "context" => options.context_tokens = Some(positive(value)?),
+            "pass" => options.pass_tokens = positive(value)?,
+            "strip" => options.strip_rows = positive(value)?,
+            "qsa-block" => options.block_tokens = Some(number(value)?),
+            "pieces" => pieces = value.split(':').map(positive).collect::<Result<_, _>>()?,
+            "isa" => options.isa = Some(Isa::ALL.into_iter().find(|isa| isa.name() == value).ok_or_else(bad)?),
+            "gdn" => {
+                options.gdn_form = match crate::flags::GdnFlag::from_str(value, false).map_err(|_| bad())? {
+                    crate::flags::GdnFlag::Recurrent => GdnForm::Recurrent,
+                    crate::flags::GdnFlag::Chunked => GdnForm::Chunked,
+                }
+            }
+            _ => return Err(bad()),
+        }
+    }
+    Ok((options, pieces))
+}
+
+fn print_parity(parity: &exact::Parity, flags: &ParityFlags) -> Result<(), CliError> {
+    let mut out = std::io::stdout().lock();
+    for layer in &parity.layers {
+        let exact::LayerParity { name, values, different_values, largest, route_mismatches } = layer;
+        if *different_values == 0 {
+            writeln!(out, "{name:<8}  equal      {values} values")?;
+        } else {
+            writeln!(
+                out,
+                "{name:<8}  different  {different_values} of {values} values, by at most {largest:e}; \
+                 {route_mismatches} routes"
+            )?;
+        }
+    }
+    match &parity.first {
+        None => writeln!(out, "equal: every byte of every layer")?,
+        Some(first) => {
+            let (a, b) = &first.values;
+            writeln!(
+                out,
+                "first difference: {}, {}, position {}, value {}: {a} in {}, {b} in {}",
+                first.layer, first.tensor, first.position, first.index, flags.a, flags.b
+            )?;
+        }
+    }
+    Ok(())
+}
+
+fn print_parity_json(parity: &exact::Parity) -> Result<(), CliError> {
+    let mut out = std::io::stdout().lock();
+    for layer in &parity.layers {
+        let line = json!({
+            "layer": layer.name, "equal": layer.different_values == 0, "values": layer.values,
+            "different_values": layer.different_values, "largest_difference": layer.largest,
+            "route_mismatches": layer.route_mismatches,
+        });
+        writeln!(out, "{line}")?;
+    }
+    let first = parity.first.as_ref().map(|first| {
+        json!({
+            "layer": first.layer, "tensor": first.tensor, "position": first.position, "index": first.index,
+            "a": first.values.0, "b": first.values.1,
+        })
+    });
+    let mismatches: usize = parity.layers.iter().map(|layer| layer.route_mismatches).sum();
+    let line = json!({ "equal": parity.is_equal(), "route_mismatches": mismatches, "first_difference": first });
+    Ok(writeln!(out, "{line}")?)
+}
+
+pub fn kld(flags: &KldFlags) -> Result<(), CliError> {
+    interrupt::install()?;
+    let path = setup::model_path(flags.model.model.as_deref())?;
+    if flags.what.save.is_some() && !flags.text.is_given() {
+        return Err(CliError::Usage("--save records a text: give --ids, --ids-file or --text".to_owned()));
+    }
+    let mut engine = setup::open(&path, &setup::engine_options(&flags.engine))?;
+    let mut out = std::io::stdout().lock();
+    if let Some(save) = &flags.what.save {
+        let ids = flags.text.read(&engine, flags.limit)?;
+        stoppable(|stop| exact::save_logits(&mut engine, &ids, save, stop))?;
+        eprintln!("{}: {} positions", save.display(), ids.len());
+        return Ok(());
+    }
+    let Some(against) = &flags.what.against else { unreachable!("one of --save and --against is required") };
+    let d = stoppable(|stop| exact::divergence(&mut engine, against, stop))?;
+    if flags.json {
+        let line = json!({
+            "positions": d.positions, "mean_kl": d.mean_kl, "max_kl": d.max_kl, "top1_agreement": d.top1_agreement,
+            "perplexity": d.perplexity, "recorded_perplexity": d.recorded_perplexity,
+        });
+        writeln!(out, "{line}")?;
+    } else {
+        writeln!(out, "positions        {}", d.positions)?;
+        writeln!(out, "mean KL          {:.3e} nats", d.mean_kl)?;
+        writeln!(out, "max KL           {:.3e} nats", d.max_kl)?;
+        writeln!(out, "top-1 agreement  {:.2} %", d.top1_agreement * 100.0)?;
+        writeln!(out, "perplexity       {:.4} (recorded: {:.4})", d.perplexity, d.recorded_perplexity)?;
+    }
+    Ok(())
+}
+
+pub fn perplexity(flags: &PplFlags) -> Result<(), CliError> {
+    interrupt::install()?;
+    let path = setup::model_path(flags.file.as_deref())?;
+    let mut options = setup::engine_options(&flags.engine);
+    let window = flags.window as usize;
+    options.context_tokens = options.context_tokens.or(Some(window));
+    let text = input::text_file(&flags.text)?;
+    let mut engine = setup::open(&path, &options)?;
+    let mut ids = engine.tokenizer()?.encode(&text, false).map_err(strata_engine::EngineError::from)?;
+    ids.truncate(flags.limit.unwrap_or(usize::MAX));
+    let is_terminal = std::io::stderr().is_terminal();
+    let result = stoppable(|stop| {
+        exact::perplexity(&mut engine, &ids, window, stop, |so_far, windows| {
+            if is_terminal {
+                eprint!("\rwindow {} of {windows}: {:.4}", so_far.windows, so_far.second_half);
+            }
+        })
+    });
+    if is_terminal {
+        eprintln!();
+    }
+    let p = result?;
+    let mut out = std::io::stdout().lock();
+    if flags.json {
+        let line = json!({
+            "tokens": ids.len(), "windows": p.windows, "window_tokens": p.window_tokens,
+            "perplexity_all": p.all, "perplexity_second_half": p.second_half,
+        });
+        writeln!(out, "{line}")?;
+    } else {
+        writeln!(out, "{} tokens, {} windows of {}", ids.len(), p.windows, p.window_tokens)?;
+        writeln!(out, "perplexity, all predictions   {:.4}", p.all)?;
+        writeln!(out, "perplexity, second halves     {:.4}", p.second_half)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_are_read_and_checked() {
+        let (options, pieces) = settings("threads=1,isa=portable,pass=16,gdn=chunked,pieces=7:1:20").unwrap();
+        assert_eq!((options.threads, options.isa, options.pass_tokens), (1, Some(Isa::Portable), 16));
+        assert_eq!((options.gdn_form, pieces), (GdnForm::Chunked, vec![7, 1, 20]));
+        assert!(settings("default").is_ok());
+        for bad in ["threads", "threads=x", "pass=0", "color=red", "isa=sse", "gdn=", "pieces=1:0", "pieces=", ""] {
+            assert!(matches!(settings(bad), Err(CliError::Usage(_))), "{bad}");
+        }
+    }
+}

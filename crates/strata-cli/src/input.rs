@@ -1,0 +1,84 @@
+//! Texts and ids from arguments, files and standard input.
+
+use std::io::{IsTerminal, Read};
+use std::path::Path;
+
+use strata_engine::Engine;
+
+use crate::error::CliError;
+use crate::flags::{OptionalTextFlags, TextFlags};
+
+/// The text of an argument; without one, or with `-`, standard input.
+pub fn argument_or_stdin(argument: Option<&str>, what: &str) -> Result<String, CliError> {
+    match argument {
+        Some("-") => stdin(),
+        Some(text) => Ok(text.to_owned()),
+        None if std::io::stdin().is_terminal() => Err(CliError::Usage(format!(
+            "no {what}: give it as an argument, or pipe it in (`strata --help` shows how)"
+        ))),
+        None => stdin(),
+    }
+}
+
+/// A text file; `-` is standard input.
+pub fn text_file(path: &Path) -> Result<String, CliError> {
+    if path == Path::new("-") {
+        return stdin();
+    }
+    let bytes = std::fs::read(path).map_err(|error| CliError::Failed(format!("{}: {error}", path.display())))?;
+    utf8(bytes, &path.display().to_string())
+}
+
+fn stdin() -> Result<String, CliError> {
+    let mut bytes = Vec::new();
+    std::io::stdin()
+        .lock()
+        .read_to_end(&mut bytes)
+        .map_err(|error| CliError::Failed(format!("standard input: {error}")))?;
+    utf8(bytes, "standard input")
+}
+
+fn utf8(bytes: Vec<u8>, name: &str) -> Result<String, CliError> {
+    String::from_utf8(bytes).map_err(|error| {
+        let offset = error.utf8_error().valid_up_to();
+        CliError::Failed(format!("{name}: not UTF-8 text (the byte at offset {offset} is no character)"))
+    })
+}
+
+impl From<TextFlags> for OptionalTextFlags {
+    fn from(TextFlags { ids, ids_file, text }: TextFlags) -> Self {
+        Self { ids, ids_file, text }
+    }
+}
+
+impl OptionalTextFlags {
+    /// Whether the user named a text.
+    pub fn is_given(&self) -> bool {
+        self.ids.is_some() || self.ids_file.is_some() || self.text.is_some()
+    }
+
+    /// Its ids, at most `limit` of them.
+    pub fn read(&self, engine: &Engine, limit: Option<usize>) -> Result<Vec<u32>, CliError> {
+        let mut ids = match (&self.ids, &self.ids_file, &self.text) {
+            (Some(ids), _, _) => ids.clone(),
+            (_, Some(path), _) => parse_ids(&text_file(path)?, path)?,
+            (_, _, Some(path)) => {
+                let text = text_file(path)?;
+                engine.tokenizer()?.encode(&text, false).map_err(strata_engine::EngineError::from)?
+            }
+            _ => return Err(CliError::Usage("no text: give --ids, --ids-file or --text".to_owned())),
+        };
+        ids.truncate(limit.unwrap_or(usize::MAX));
+        Ok(ids)
+    }
+}
+
+fn parse_ids(text: &str, path: &Path) -> Result<Vec<u32>, CliError> {
+    let words = text.split(|c: char| c == ',' || c.is_whitespace()).filter(|word| !word.is_empty());
+    words
+        .map(|word| {
+            let problem = format!("{}: `{word}` is no token id", path.display());
+            word.parse().map_err(|_| CliError::Failed(problem))
+        })
+        .collect()
+}

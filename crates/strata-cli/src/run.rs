@@ -1,0 +1,98 @@
+//! `strata run`: one prompt, one answer.
+
+use std::io::Write;
+
+use strata_engine::{Engine, Finish, GenerateOptions, Generated};
+
+use crate::error::CliError;
+use crate::flags::RunFlags;
+use crate::{input, interrupt, setup};
+
+pub fn run(flags: &RunFlags) -> Result<(), CliError> {
+    let prompt = prompt(flags)?;
+    interrupt::install()?;
+    let path = setup::model_path(flags.model.model.as_deref())?;
+    let mut engine = setup::open(&path, &setup::engine_options(&flags.engine))?;
+    let ids = encode(&engine, flags, prompt)?;
+    let options =
+        GenerateOptions { max_tokens: flags.sampling.tokens, sampling: setup::sampling(&flags.sampling, engine.sampling()) };
+    let mut session = engine.new_session()?;
+    let generated = stream(&mut engine, &mut session, &ids, &options)?;
+    writeln!(std::io::stdout())?;
+    eprintln!("{}", summary(&generated));
+    match generated.finish {
+        Finish::Stopped => Err(CliError::Interrupted),
+        _ => Ok(()),
+    }
+}
+
+/// Generates and prints text as it comes. Ctrl-C ends it; so does a reader that goes away.
+pub fn stream(
+    engine: &mut Engine,
+    session: &mut strata_engine::Session,
+    ids: &[u32],
+    options: &GenerateOptions,
+) -> Result<Generated, CliError> {
+    let mut stdout = std::io::stdout();
+    let mut written = Ok(());
+    let generated = interrupt::stoppable(|stop| {
+        engine.generate(session, ids, options, stop, |text| {
+            if written.is_ok() {
+                written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
+            }
+            if written.is_err() {
+                stop.store(true, std::sync::atomic::Ordering::Relaxed);
+            }
+        })
+    })?;
+    written?;
+    Ok(generated)
+}
+
+fn prompt(flags: &RunFlags) -> Result<String, CliError> {
+    let Some(path) = &flags.file else {
+        return input::argument_or_stdin(flags.prompt.as_deref(), "prompt");
+    };
+    let text = input::text_file(path)?;
+    Ok(match flags.prompt.as_deref() {
+        None => text,
+        Some("-") => return Err(CliError::Usage("the prompt `-` and --file cannot be used together".to_owned())),
+        Some(prompt) => format!("{prompt}\n\n{text}"),
+    })
+}
+
+fn encode(engine: &Engine, flags: &RunFlags, prompt: String) -> Result<Vec<u32>, CliError> {
+    if prompt.is_empty() {
+        return Err(strata_engine::EngineError::EmptyPrompt.into());
+    }
+    if flags.raw {
+        return Ok(engine.tokenizer()?.encode(&prompt, true).map_err(strata_engine::EngineError::from)?);
+    }
+    let system = flags.system.iter().map(|text| ("system".to_owned(), text.clone()));
+    let messages: Vec<_> = system.chain([("user".to_owned(), prompt)]).collect();
+    Ok(engine.encode_chat(&messages)?)
+}
+
+/// One line on what a generation took.
+pub fn summary(generated: &Generated) -> String {
+    let rate = |tokens: usize, time: std::time::Duration| match (tokens, time.as_secs_f64()) {
+        (0, _) => String::new(),
+        (_, 0.0) => String::new(),
+        (tokens, seconds) => format!(", {:.1} tok/s", tokens as f64 / seconds),
+    };
+    let Generated { tokens, prompt_tokens, reused_tokens, prompt_time, decode_time, finish } = generated;
+    let reused = if *reused_tokens > 0 { format!(" ({reused_tokens} known)") } else { String::new() };
+    let finish = match finish {
+        Finish::EndOfTurn => "",
+        Finish::MaxTokens => ", stopped at --tokens",
+        Finish::ContextFull => ", stopped: the context is full",
+        Finish::Stopped => ", stopped",
+    };
+    // The first token comes with the prompt's logits: the time of the rest is that of one token less.
+    format!(
+        "[prompt: {prompt_tokens} tokens{reused}{} | written: {} tokens{}{finish}]",
+        rate(prompt_tokens - reused_tokens, *prompt_time),
+        tokens.len(),
+        rate(tokens.len().saturating_sub(1), *decode_time),
+    )
+}

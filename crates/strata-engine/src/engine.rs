@@ -1,0 +1,203 @@
+//! A model file opened for use: weights, tokenizer and chat template.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::json;
+use strata_backend::{BackendError, CpuBackend, GdnForm, Isa, UnavailableIsa};
+use strata_gguf::{Gguf, GgufError, Metadata, MetadataError, Optional};
+use strata_model::ModelError;
+use strata_model::qwen4exp::{Model, Options};
+use thiserror::Error;
+
+use crate::{ChatOptions, ChatTemplate, SamplerParams, SamplingError, TemplateError, Tokenizer, TokenizerError};
+
+/// What can go wrong between a model file and text.
+#[derive(Debug, Error)]
+pub enum EngineError {
+    /// The file is no GGUF file, or is damaged.
+    #[error(transparent)]
+    File(#[from] GgufError),
+    /// A metadata value cannot be used.
+    #[error(transparent)]
+    Metadata(#[from] MetadataError),
+    /// The file is not a model that can be run, or running it failed.
+    #[error("{}: {source}", path.display())]
+    Load {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        source: ModelError,
+    },
+    /// Running the model failed.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// This machine cannot run the kernels asked for.
+    #[error(transparent)]
+    Isa(#[from] UnavailableIsa),
+    /// The file's tokenizer or chat template cannot be used: in its own words.
+    #[error("{0}")]
+    Unusable(String),
+    /// A text could not be encoded.
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+    /// A chat could not be rendered.
+    #[error(transparent)]
+    Template(#[from] TemplateError),
+    /// No token could be chosen.
+    #[error(transparent)]
+    Sampling(#[from] SamplingError),
+    /// Nothing to go on from.
+    #[error("the prompt is empty: there is nothing to continue")]
+    EmptyPrompt,
+    /// A file of an exactness tool could not be read or written.
+    #[error("{}: {problem}", path.display())]
+    Record {
+        /// The file or directory.
+        path: PathBuf,
+        /// What is wrong.
+        problem: String,
+    },
+    /// A text too short for what was asked.
+    #[error("the text has {got_tokens} tokens, but {needed_tokens} are needed")]
+    TextTooShort {
+        /// Tokens there are.
+        got_tokens: usize,
+        /// Tokens there must be.
+        needed_tokens: usize,
+    },
+}
+
+impl EngineError {
+    /// Whether the caller's own request to stop is all that happened.
+    pub fn is_cancelled(&self) -> bool {
+        matches!(self, Self::Model(ModelError::Cancelled))
+    }
+
+    /// Whether a sequence had no room for more tokens.
+    pub fn is_context_full(&self) -> bool {
+        matches!(self, Self::Model(ModelError::Backend(BackendError::ContextFull { .. })))
+    }
+}
+
+/// How a model is to be opened.
+#[derive(Clone, Debug)]
+pub struct EngineOptions {
+    /// Kernels; `None`: the best this machine can run.
+    pub isa: Option<Isa>,
+    /// Threads; 0: as many as the machine has.
+    pub threads: usize,
+    /// Tokens a text may have; `None`: the smaller of the model's own and 32,768.
+    pub context_tokens: Option<usize>,
+    /// Tokens of a prompt that go through the layers together.
+    pub pass_tokens: usize,
+    /// Rows of a pass that one operation handles.
+    pub strip_rows: usize,
+    /// How the DeltaNet recurrence is computed.
+    pub gdn_form: GdnForm,
+    /// Tokens of an attention block, instead of what the file says; 0: attend to everything.
+    pub block_tokens: Option<usize>,
+    /// Whether dumps will be made.
+    pub keep_details: bool,
+}
+
+impl Default for EngineOptions {
+    fn default() -> Self {
+        let Options { context_tokens, pass_tokens, strip_rows, gdn_form, block_tokens, keep_details } = Options::default();
+        Self { isa: None, threads: 0, context_tokens, pass_tokens, strip_rows, gdn_form, block_tokens, keep_details }
+    }
+}
+
+/// A model ready for use.
+pub struct Engine {
+    pub(crate) model: Model,
+    path: PathBuf,
+    tokenizer: Result<Tokenizer, String>,
+    template: Result<ChatTemplate, String>,
+    sampling: SamplerParams,
+}
+
+impl Engine {
+    /// Opens the model of a file, or of the set of files that it belongs to.
+    ///
+    /// # Errors
+    /// When the file cannot be read or is no model that can be run. A tokenizer or template that cannot be used is an
+    /// error only when it is needed.
+    pub fn open(path: &Path, options: &EngineOptions) -> Result<Self, EngineError> {
+        let gguf = Gguf::open(path)?;
+        let backend = CpuBackend::new(options.isa.unwrap_or_else(Isa::best), options.threads)?;
+        let model_options = Options {
+            context_tokens: options.context_tokens,
+            pass_tokens: options.pass_tokens,
+            strip_rows: options.strip_rows,
+            gdn_form: options.gdn_form,
+            block_tokens: options.block_tokens,
+            keep_details: options.keep_details,
+        };
+        let model = Model::load(&gguf, Box::new(backend), model_options)
+            .map_err(|source| EngineError::Load { path: path.to_owned(), source })?;
+        let metadata = gguf.metadata();
+        Ok(Self {
+            model,
+            path: path.to_owned(),
+            // Kept as words: they are told to whoever asks for the tokenizer or the template, perhaps several times.
+            tokenizer: Tokenizer::from_metadata(metadata).map_err(|error| error.to_string()),
+            template: ChatTemplate::from_metadata(metadata).map_err(|error| error.to_string()),
+            sampling: recommended_sampling(metadata)?,
+        })
+    }
+
+    /// The file it was opened from.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The model itself.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// The file's tokenizer.
+    ///
+    /// # Errors
+    /// When the file has none, or one that cannot be used.
+    pub fn tokenizer(&self) -> Result<&Tokenizer, EngineError> {
+        self.tokenizer.as_ref().map_err(|problem| EngineError::Unusable(problem.clone()))
+    }
+
+    /// The file's chat template.
+    ///
+    /// # Errors
+    /// When the file has none, or one that cannot be used.
+    pub fn template(&self) -> Result<&ChatTemplate, EngineError> {
+        self.template.as_ref().map_err(|problem| EngineError::Unusable(problem.clone()))
+    }
+
+    /// How the model's makers say to sample (`general.sampling.*`), with this program's defaults for what they leave
+    /// open: temperature 0.8, the 40 best, top-p 0.95, min-p 0.05, seed 0.
+    pub fn sampling(&self) -> SamplerParams {
+        self.sampling
+    }
+
+    /// Ids of a conversation, ready for the assistant's answer. Messages are `(role, content)`.
+    ///
+    /// # Errors
+    /// When the file has no usable template or tokenizer.
+    pub fn encode_chat(&self, messages: &[(String, String)]) -> Result<Vec<u32>, EngineError> {
+        let messages: Vec<_> =
+            messages.iter().map(|(role, content)| json!({ "role": role, "content": content })).collect();
+        let text = self.template()?.render(&messages, &ChatOptions::default())?;
+        Ok(self.tokenizer()?.encode(&text, true)?)
+    }
+}
+
+fn recommended_sampling(metadata: &Metadata) -> Result<SamplerParams, MetadataError> {
+    let number = |key: &str| metadata.f32(&format!("general.sampling.{key}")).optional();
+    let top_k = metadata.u32("general.sampling.top_k").optional()?;
+    Ok(SamplerParams {
+        temperature: number("temp")?.unwrap_or(0.8),
+        top_k: top_k.unwrap_or(40),
+        top_p: number("top_p")?.unwrap_or(0.95),
+        min_p: number("min_p")?.unwrap_or(0.05),
+        seed: 0,
+    })
+}

@@ -1,0 +1,173 @@
+//! Writing text: a session takes a prompt and goes on from it, token by token.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use strata_model::qwen4exp::{Observer, Rows, Sequence};
+
+use crate::{Detokenizer, Engine, EngineError, Sampler, SamplerParams};
+
+/// A flag by which another thread, or Ctrl-C, stops what is running at the next strip or token.
+pub type Stop = AtomicBool;
+
+/// Lets a [`Stop`] end a forward pass.
+pub(crate) struct Stoppable<'a>(pub(crate) &'a Stop);
+
+impl Observer for Stoppable<'_> {
+    fn is_cancelled(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// One text and the model's state after it.
+pub struct Session {
+    pub(crate) sequence: Sequence,
+    /// The tokens that the state has taken.
+    tokens: Vec<u32>,
+}
+
+/// How to go on from a prompt.
+#[derive(Clone, Copy, Debug)]
+pub struct GenerateOptions {
+    /// The most tokens to write.
+    pub max_tokens: usize,
+    /// How to choose tokens.
+    pub sampling: SamplerParams,
+}
+
+/// Why writing ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Finish {
+    /// The model ended its turn.
+    EndOfTurn,
+    /// `max_tokens` were written.
+    MaxTokens,
+    /// The context is full.
+    ContextFull,
+    /// It was asked to stop.
+    Stopped,
+}
+
+/// What a generation did.
+#[derive(Clone, Debug)]
+pub struct Generated {
+    /// The tokens written, without the one that ended the turn.
+    pub tokens: Vec<u32>,
+    /// Why it ended.
+    pub finish: Finish,
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Tokens of the prompt whose state was there from before.
+    pub reused_tokens: usize,
+    /// Time for the prompt, up to the first token's logits.
+    pub prompt_time: Duration,
+    /// Time from there to the end.
+    pub decode_time: Duration,
+}
+
+impl Engine {
+    /// An empty session.
+    ///
+    /// # Errors
+    /// When there is not enough memory for its state.
+    pub fn new_session(&mut self) -> Result<Session, EngineError> {
+        Ok(Session { sequence: self.model.new_sequence()?, tokens: Vec::new() })
+    }
+
+    /// Gives a session's memory back.
+    pub fn free_session(&mut self, session: Session) {
+        self.model.free(session.sequence);
+    }
+
+    /// Reads `prompt` and writes on from it; each piece of text goes to `on_text` as soon as it is complete.
+    ///
+    /// Where `prompt` begins with all that the session has taken, only the rest is read; else the session starts anew.
+    /// The bytes written do not depend on which.
+    ///
+    /// # Errors
+    /// When the prompt is empty or longer than the context, or the model fails.
+    pub fn generate(
+        &mut self,
+        session: &mut Session,
+        prompt: &[u32],
+        options: &GenerateOptions,
+        stop: &Stop,
+        mut on_text: impl FnMut(&str),
+    ) -> Result<Generated, EngineError> {
+        if prompt.is_empty() {
+            return Err(EngineError::EmptyPrompt);
+        }
+        let mut sampler = Sampler::new(options.sampling)?;
+        let mut detokenizer = Detokenizer::new(true);
+        // At least the last token is read: its logits are needed.
+        let reused_tokens = match prompt.strip_prefix(&session.tokens[..]) {
+            Some([_, ..]) => session.tokens.len(),
+            _ => {
+                self.reset(session);
+                0
+            }
+        };
+        let mut generated = Generated {
+            tokens: Vec::new(),
+            finish: Finish::MaxTokens,
+            prompt_tokens: prompt.len(),
+            reused_tokens,
+            prompt_time: Duration::ZERO,
+            decode_time: Duration::ZERO,
+        };
+
+        let start = Instant::now();
+        let mut logits = Vec::with_capacity(self.model.vocabulary());
+        if !self.take(session, &prompt[reused_tokens..], stop, &mut logits)? {
+            generated.finish = Finish::Stopped;
+            return Ok(generated);
+        }
+        generated.prompt_time = start.elapsed();
+        let start = Instant::now();
+        while generated.tokens.len() < options.max_tokens {
+            let token = sampler.sample(&logits)?;
+            let tokenizer = self.tokenizer()?;
+            if tokenizer.end_of_turn_ids().contains(&token) {
+                generated.finish = Finish::EndOfTurn;
+                break;
+            }
+            generated.tokens.push(token);
+            on_text(detokenizer.push(tokenizer, token));
+            if generated.tokens.len() == options.max_tokens {
+                break;
+            }
+            if session.tokens.len() == self.model.context_tokens() {
+                generated.finish = Finish::ContextFull;
+                break;
+            }
+            logits.clear();
+            if !self.take(session, &[token], stop, &mut logits)? {
+                generated.finish = Finish::Stopped;
+                break;
+            }
+        }
+        on_text(detokenizer.finish());
+        generated.decode_time = start.elapsed();
+        Ok(generated)
+    }
+
+    /// Takes tokens into the session; `false`: it was stopped, and the session is empty again.
+    fn take(&mut self, session: &mut Session, ids: &[u32], stop: &Stop, logits: &mut Vec<f32>) -> Result<bool, EngineError> {
+        match self.model.forward(&mut session.sequence, ids, Rows::Last, logits, &mut Stoppable(stop)) {
+            Ok(()) => {
+                session.tokens.extend_from_slice(ids);
+                Ok(true)
+            }
+            Err(error) => {
+                self.reset(session);
+                let error = EngineError::from(error);
+                if error.is_cancelled() { Ok(false) } else { Err(error) }
+            }
+        }
+    }
+
+    fn reset(&mut self, session: &mut Session) {
+        self.model.reset(&mut session.sequence);
+        session.tokens.clear();
+    }
+}
