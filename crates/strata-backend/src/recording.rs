@@ -7,8 +7,8 @@ use std::ops::Range;
 use strata_store::{Area, ExpertId, Slot};
 
 use crate::{
-    Backend, BackendError, Choice, ExpertShape, Field, GroupEntry, HyperRead, MatrixData, MatrixId, Mixer, PassId, PassShape, Ple,
-    Routes, SharedExpert, StateId, StatePart, StateShape, Ticket, VectorId,
+    Backend, BackendError, Choice, ExpertShape, Field, GroupEntry, HyperRead, MatrixData, MatrixId, Mixer, PassId,
+    PassShape, Ple, Routes, SharedExpert, StateId, StatePart, StateShape, Ticket, VectorId,
 };
 
 /// One call, with the rows it was for.

@@ -10,15 +10,17 @@ use crate::{interrupt, run, setup};
 
 const HELP: &str = "/clear forgets the conversation, /exit (or Ctrl-D) ends it, Ctrl-C stops an answer";
 
-pub fn chat(flags: &ChatFlags) -> Result<(), CliError> {
+pub(crate) fn chat(flags: &ChatFlags) -> Result<(), CliError> {
     interrupt::install()?;
     let path = setup::model_path(flags.model.model.as_deref())?;
     let mut engine = setup::open(&path, &setup::engine_options(&flags.engine))?;
     // A file that cannot chat is told now, not after the first line was typed.
     engine.template()?;
     engine.tokenizer()?;
-    let options =
-        GenerateOptions { max_tokens: flags.sampling.tokens, sampling: setup::sampling(&flags.sampling, engine.sampling()) };
+    let options = GenerateOptions {
+        max_tokens: flags.sampling.tokens,
+        sampling: setup::sampling(&flags.sampling, engine.sampling()),
+    };
     let mut session = engine.new_session()?;
 
     let system: Vec<_> = flags.system.iter().map(|text| ("system".to_owned(), text.clone())).collect();
@@ -39,7 +41,10 @@ pub fn chat(flags: &ChatFlags) -> Result<(), CliError> {
                 let ids = engine.encode_chat(&messages)?;
                 if ids.len() >= engine.model().context_tokens() {
                     let context = engine.model().context_tokens();
-                    eprintln!("strata: the conversation has {} tokens, the context {context}: /clear to go on", ids.len());
+                    eprintln!(
+                        "strata: the conversation has {} tokens, the context {context}: /clear to go on",
+                        ids.len()
+                    );
                     messages.pop();
                     continue;
                 }

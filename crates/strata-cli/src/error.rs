@@ -5,7 +5,7 @@ use std::io;
 use strata_engine::EngineError;
 
 #[derive(Debug)]
-pub enum CliError {
+pub(crate) enum CliError {
     /// The command line asks for something that makes no sense.
     Usage(String),
     /// It was tried and failed.
@@ -20,17 +20,17 @@ pub enum CliError {
 
 impl CliError {
     /// The exit code for a wrong command line.
-    pub const USAGE: u8 = 2;
+    pub(crate) const USAGE: u8 = 2;
 
     /// What to tell the user, if anything.
-    pub fn text(&self) -> Option<&str> {
+    pub(crate) fn text(&self) -> Option<&str> {
         match self {
             Self::Usage(text) | Self::Failed(text) => Some(text),
             Self::Differs | Self::Interrupted | Self::ReaderGone => None,
         }
     }
 
-    pub fn exit_code(&self) -> u8 {
+    pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Self::Usage(_) => Self::USAGE,
             Self::Failed(_) | Self::Differs => 1,

@@ -12,7 +12,7 @@ use crate::flags::{DumpFlags, KldFlags, LogitsFlags, OptionalTextFlags, ParityFl
 use crate::interrupt::stoppable;
 use crate::{input, interrupt, setup};
 
-pub fn logits(flags: &LogitsFlags) -> Result<(), CliError> {
+pub(crate) fn logits(flags: &LogitsFlags) -> Result<(), CliError> {
     interrupt::install()?;
     let path = setup::model_path(flags.model.model.as_deref())?;
     let mut engine = setup::open(&path, &setup::engine_options(&flags.engine))?;
@@ -22,7 +22,7 @@ pub fn logits(flags: &LogitsFlags) -> Result<(), CliError> {
     Ok(())
 }
 
-pub fn dump(flags: &DumpFlags) -> Result<(), CliError> {
+pub(crate) fn dump(flags: &DumpFlags) -> Result<(), CliError> {
     interrupt::install()?;
     let path = setup::model_path(flags.model.model.as_deref())?;
     let mut engine = setup::open(&path, &EngineOptions { keep_details: true, ..setup::engine_options(&flags.engine) })?;
@@ -32,7 +32,7 @@ pub fn dump(flags: &DumpFlags) -> Result<(), CliError> {
     Ok(())
 }
 
-pub fn parity(flags: &ParityFlags) -> Result<(), CliError> {
+pub(crate) fn parity(flags: &ParityFlags) -> Result<(), CliError> {
     interrupt::install()?;
     // Runs are dumped to a directory of their own that goes away with this value.
     let scratch = tempfile::tempdir().map_err(|error| CliError::Failed(format!("no room for a dump: {error}")))?;
@@ -143,7 +143,7 @@ fn print_parity_json(parity: &exact::Parity) -> Result<(), CliError> {
     Ok(writeln!(out, "{line}")?)
 }
 
-pub fn kld(flags: &KldFlags) -> Result<(), CliError> {
+pub(crate) fn kld(flags: &KldFlags) -> Result<(), CliError> {
     interrupt::install()?;
     let path = setup::model_path(flags.model.model.as_deref())?;
     if flags.what.save.is_some() && !flags.text.is_given() {
@@ -175,7 +175,7 @@ pub fn kld(flags: &KldFlags) -> Result<(), CliError> {
     Ok(())
 }
 
-pub fn perplexity(flags: &PplFlags) -> Result<(), CliError> {
+pub(crate) fn perplexity(flags: &PplFlags) -> Result<(), CliError> {
     interrupt::install()?;
     let path = setup::model_path(flags.file.as_deref())?;
     let mut options = setup::engine_options(&flags.engine);

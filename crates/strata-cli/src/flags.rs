@@ -9,13 +9,13 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 /// Without -m, the small model that comes with Strata is used.
 #[derive(Debug, Parser)]
 #[command(name = "strata", version, max_term_width = 100, arg_required_else_help = true)]
-pub struct Cli {
+pub(crate) struct Cli {
     #[command(subcommand)]
-    pub command: Command,
+    pub(crate) command: Command,
 }
 
 #[derive(Debug, Subcommand)]
-pub enum Command {
+pub(crate) enum Command {
     /// Answer one prompt and exit.
     Run(RunFlags),
     /// Talk with the model; it remembers what was said.
@@ -44,42 +44,42 @@ pub enum Command {
 
 /// The model of a command.
 #[derive(Args, Clone, Debug)]
-pub struct ModelFlags {
+pub(crate) struct ModelFlags {
     /// Model file (GGUF). Of a model in several files, any one of them.
     #[arg(short, long, value_name = "FILE")]
-    pub model: Option<PathBuf>,
+    pub(crate) model: Option<PathBuf>,
 }
 
 /// How a model is run. None of these but --gdn and --qsa-block can change a result on one machine, and --isa only by
 /// rounding.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Running")]
-pub struct EngineFlags {
+pub(crate) struct EngineFlags {
     /// Threads; 0 = as many as the machine has.
     #[arg(long, value_name = "N", default_value_t = 0)]
-    pub threads: usize,
+    pub(crate) threads: usize,
     /// Instruction set of the kernels.
     #[arg(long, value_enum, default_value_t = IsaFlag::Auto)]
-    pub isa: IsaFlag,
+    pub(crate) isa: IsaFlag,
     /// Tokens a text may have [default: the smaller of the model's own and 32768].
     #[arg(long, value_name = "TOKENS", value_parser = at_least_one)]
-    pub context: Option<usize>,
+    pub(crate) context: Option<usize>,
     /// Tokens of a prompt that go through the layers together.
     #[arg(long, value_name = "TOKENS", default_value_t = 1024, value_parser = at_least_one)]
-    pub pass: usize,
+    pub(crate) pass: usize,
     /// Tokens of a pass that one operation handles.
     #[arg(long, value_name = "TOKENS", default_value_t = 256, value_parser = at_least_one)]
-    pub strip: usize,
+    pub(crate) strip: usize,
     /// Form of the DeltaNet recurrence. `chunked` rounds differently, depending on where a prompt was cut.
     #[arg(long, value_enum, default_value_t = GdnFlag::Recurrent)]
-    pub gdn: GdnFlag,
+    pub(crate) gdn: GdnFlag,
     /// Tokens of an attention block, whatever the file says; 0 = attend to everything.
     #[arg(long, value_name = "TOKENS")]
-    pub qsa_block: Option<usize>,
+    pub(crate) qsa_block: Option<usize>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum IsaFlag {
+pub(crate) enum IsaFlag {
     /// The best this machine has.
     Auto,
     Avx512,
@@ -88,7 +88,7 @@ pub enum IsaFlag {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum GdnFlag {
+pub(crate) enum GdnFlag {
     /// Token by token.
     Recurrent,
     /// In products over 64 tokens.
@@ -98,233 +98,233 @@ pub enum GdnFlag {
 /// How tokens are chosen. What is not given comes from the model file, or is temp 0.8, top-k 40, top-p 0.95, min-p 0.05.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Sampling")]
-pub struct SamplingFlags {
+pub(crate) struct SamplingFlags {
     /// The most tokens to write (of each answer).
     #[arg(short = 'n', long, value_name = "N", default_value_t = 512, value_parser = at_least_one)]
-    pub tokens: usize,
+    pub(crate) tokens: usize,
     /// Temperature; 0 = always the most probable token.
     #[arg(long, value_name = "T", allow_negative_numbers = true)]
-    pub temp: Option<f32>,
+    pub(crate) temp: Option<f32>,
     /// Choose among the K most probable tokens; 0 = among all.
     #[arg(long, value_name = "K")]
-    pub top_k: Option<u32>,
+    pub(crate) top_k: Option<u32>,
     /// Choose among the most probable tokens that together reach probability P; 1 = among all.
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
-    pub top_p: Option<f32>,
+    pub(crate) top_p: Option<f32>,
     /// Choose among tokens at least P times as probable as the most probable one; 0 = among all.
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
-    pub min_p: Option<f32>,
+    pub(crate) min_p: Option<f32>,
     /// Seed of the choice. The same seed and prompt give the same text.
     #[arg(long, value_name = "N", default_value_t = 0)]
-    pub seed: u64,
+    pub(crate) seed: u64,
 }
 
 #[derive(Args, Debug)]
-pub struct RunFlags {
+pub(crate) struct RunFlags {
     /// The prompt. Without it (or with `-`) the prompt is read from standard input.
-    pub prompt: Option<String>,
+    pub(crate) prompt: Option<String>,
     /// Text to append to the prompt, from a file; `-` = standard input.
     #[arg(short, long, value_name = "FILE")]
-    pub file: Option<PathBuf>,
+    pub(crate) file: Option<PathBuf>,
     /// Continue the prompt as plain text, without the chat template.
     #[arg(long)]
-    pub raw: bool,
+    pub(crate) raw: bool,
     /// What the model is told before the prompt.
     #[arg(long, value_name = "TEXT", conflicts_with = "raw")]
-    pub system: Option<String>,
+    pub(crate) system: Option<String>,
     #[command(flatten)]
-    pub model: ModelFlags,
+    pub(crate) model: ModelFlags,
     #[command(flatten)]
-    pub sampling: SamplingFlags,
+    pub(crate) sampling: SamplingFlags,
     #[command(flatten)]
-    pub engine: EngineFlags,
+    pub(crate) engine: EngineFlags,
 }
 
 #[derive(Args, Debug)]
-pub struct ChatFlags {
+pub(crate) struct ChatFlags {
     /// What the model is told before the conversation.
     #[arg(long, value_name = "TEXT")]
-    pub system: Option<String>,
+    pub(crate) system: Option<String>,
     #[command(flatten)]
-    pub model: ModelFlags,
+    pub(crate) model: ModelFlags,
     #[command(flatten)]
-    pub sampling: SamplingFlags,
+    pub(crate) sampling: SamplingFlags,
     #[command(flatten)]
-    pub engine: EngineFlags,
+    pub(crate) engine: EngineFlags,
 }
 
 #[derive(Args, Debug)]
-pub struct InspectFlags {
+pub(crate) struct InspectFlags {
     /// Model file (GGUF). Of a model in several files, any one of them. Without it, the model that comes with Strata.
-    pub file: Option<PathBuf>,
+    pub(crate) file: Option<PathBuf>,
     /// List every tensor.
     #[arg(long)]
-    pub tensors: bool,
+    pub(crate) tensors: bool,
     /// Print one JSON object, sizes in bytes.
     #[arg(long)]
-    pub json: bool,
+    pub(crate) json: bool,
 }
 
 #[derive(Args, Debug)]
-pub struct TokenizeFlags {
+pub(crate) struct TokenizeFlags {
     /// The text. Without it (or with `-`) it is read from standard input.
-    pub text: Option<String>,
+    pub(crate) text: Option<String>,
     /// Read the names of special tokens as those tokens, not as text.
     #[arg(long)]
-    pub special: bool,
+    pub(crate) special: bool,
     /// Print the ids only, separated by commas (as --ids takes them).
     #[arg(long, conflicts_with = "json")]
-    pub ids: bool,
+    pub(crate) ids: bool,
     /// Print one JSON object.
     #[arg(long)]
-    pub json: bool,
+    pub(crate) json: bool,
     #[command(flatten)]
-    pub model: ModelFlags,
+    pub(crate) model: ModelFlags,
 }
 
 /// The text of an exactness tool. Ids work with files that have no tokenizer.
 #[derive(Args, Clone, Debug)]
 #[group(required = true, multiple = false)]
-pub struct TextFlags {
+pub(crate) struct TextFlags {
     /// Token ids, separated by commas.
     #[arg(long, value_name = "IDS", value_delimiter = ',')]
-    pub ids: Option<Vec<u32>>,
+    pub(crate) ids: Option<Vec<u32>>,
     /// File with token ids, separated by commas or white space.
     #[arg(long, value_name = "FILE")]
-    pub ids_file: Option<PathBuf>,
+    pub(crate) ids_file: Option<PathBuf>,
     /// File with text.
     #[arg(long, value_name = "FILE")]
-    pub text: Option<PathBuf>,
+    pub(crate) text: Option<PathBuf>,
 }
 
 /// How a text is given to the model.
 #[derive(Args, Clone, Debug)]
-pub struct PieceFlags {
+pub(crate) struct PieceFlags {
     /// Use only the first N tokens.
     #[arg(long, value_name = "N", value_parser = at_least_one)]
-    pub limit: Option<usize>,
+    pub(crate) limit: Option<usize>,
     /// Give the text in pieces of these numbers of tokens; what is left over is one more piece.
     #[arg(long, value_name = "N,N,...", value_delimiter = ',', value_parser = at_least_one)]
-    pub pieces: Vec<usize>,
+    pub(crate) pieces: Vec<usize>,
 }
 
 #[derive(Args, Debug)]
-pub struct LogitsFlags {
+pub(crate) struct LogitsFlags {
     #[command(flatten)]
-    pub text: TextFlags,
+    pub(crate) text: TextFlags,
     #[command(flatten)]
-    pub pieces: PieceFlags,
+    pub(crate) pieces: PieceFlags,
     /// File to write: float32 `logits` [tokens, vocabulary] (safetensors).
     #[arg(short, long, value_name = "FILE")]
-    pub output: PathBuf,
+    pub(crate) output: PathBuf,
     #[command(flatten)]
-    pub model: ModelFlags,
+    pub(crate) model: ModelFlags,
     #[command(flatten)]
-    pub engine: EngineFlags,
+    pub(crate) engine: EngineFlags,
 }
 
 #[derive(Args, Debug)]
-pub struct DumpFlags {
+pub(crate) struct DumpFlags {
     #[command(flatten)]
-    pub text: TextFlags,
+    pub(crate) text: TextFlags,
     #[command(flatten)]
-    pub pieces: PieceFlags,
+    pub(crate) pieces: PieceFlags,
     /// Directory to write: one safetensors file a layer and pass.
     #[arg(short, long, value_name = "DIR")]
-    pub output: PathBuf,
+    pub(crate) output: PathBuf,
     #[command(flatten)]
-    pub model: ModelFlags,
+    pub(crate) model: ModelFlags,
     #[command(flatten)]
-    pub engine: EngineFlags,
+    pub(crate) engine: EngineFlags,
 }
 
 #[derive(Args, Debug)]
-pub struct ParityFlags {
+pub(crate) struct ParityFlags {
     /// A dump's directory, or a way to run the text: settings `key=value`, separated by commas, of the keys threads,
     /// isa, context, pass, strip, gdn, qsa-block and pieces (as in pieces=7:1:20); `default` = none.
-    pub a: String,
+    pub(crate) a: String,
     /// The other.
-    pub b: String,
+    pub(crate) b: String,
     #[command(flatten)]
-    pub text: OptionalTextFlags,
+    pub(crate) text: OptionalTextFlags,
     /// Use only the first N tokens.
     #[arg(long, value_name = "N", value_parser = at_least_one)]
-    pub limit: Option<usize>,
+    pub(crate) limit: Option<usize>,
     /// Print one JSON object a layer, then one for the whole.
     #[arg(long)]
-    pub json: bool,
+    pub(crate) json: bool,
     #[command(flatten)]
-    pub model: ModelFlags,
+    pub(crate) model: ModelFlags,
 }
 
 /// [`TextFlags`] for a command that does not always run a text.
 #[derive(Args, Clone, Debug)]
 #[group(required = false, multiple = false)]
-pub struct OptionalTextFlags {
+pub(crate) struct OptionalTextFlags {
     /// Token ids, separated by commas.
     #[arg(long, value_name = "IDS", value_delimiter = ',')]
-    pub ids: Option<Vec<u32>>,
+    pub(crate) ids: Option<Vec<u32>>,
     /// File with token ids, separated by commas or white space.
     #[arg(long, value_name = "FILE")]
-    pub ids_file: Option<PathBuf>,
+    pub(crate) ids_file: Option<PathBuf>,
     /// File with text.
     #[arg(long, value_name = "FILE")]
-    pub text: Option<PathBuf>,
+    pub(crate) text: Option<PathBuf>,
 }
 
 #[derive(Args, Debug)]
-pub struct KldFlags {
+pub(crate) struct KldFlags {
     #[command(flatten)]
-    pub what: KldWhat,
+    pub(crate) what: KldWhat,
     #[command(flatten)]
-    pub text: OptionalTextFlags,
+    pub(crate) text: OptionalTextFlags,
     /// Use only the first N tokens.
     #[arg(long, value_name = "N", value_parser = at_least_one)]
-    pub limit: Option<usize>,
+    pub(crate) limit: Option<usize>,
     /// Print one JSON object.
     #[arg(long)]
-    pub json: bool,
+    pub(crate) json: bool,
     #[command(flatten)]
-    pub model: ModelFlags,
+    pub(crate) model: ModelFlags,
     #[command(flatten)]
-    pub engine: EngineFlags,
+    pub(crate) engine: EngineFlags,
 }
 
 #[derive(Args, Debug)]
 #[group(required = true, multiple = false)]
-pub struct KldWhat {
+pub(crate) struct KldWhat {
     /// Record the logits of a text in this file (safetensors).
     #[arg(long, value_name = "FILE")]
-    pub save: Option<PathBuf>,
+    pub(crate) save: Option<PathBuf>,
     /// Compare with the logits recorded in this file, on its text.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["ids", "ids_file", "text", "limit"])]
-    pub against: Option<PathBuf>,
+    pub(crate) against: Option<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]
-pub enum EvalCommand {
+pub(crate) enum EvalCommand {
     /// Perplexity of a text, in windows that each start anew.
     Ppl(PplFlags),
 }
 
 #[derive(Args, Debug)]
-pub struct PplFlags {
+pub(crate) struct PplFlags {
     /// Model file (GGUF). Without it, the model that comes with Strata.
-    pub file: Option<PathBuf>,
+    pub(crate) file: Option<PathBuf>,
     /// File with the text.
     #[arg(long, value_name = "FILE")]
-    pub text: PathBuf,
+    pub(crate) text: PathBuf,
     /// Tokens of a window.
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(2..))]
-    pub window: u32,
+    pub(crate) window: u32,
     /// Use only the first N tokens of the text.
     #[arg(long, value_name = "N", value_parser = at_least_one)]
-    pub limit: Option<usize>,
+    pub(crate) limit: Option<usize>,
     /// Print one JSON object.
     #[arg(long)]
-    pub json: bool,
+    pub(crate) json: bool,
     #[command(flatten)]
-    pub engine: EngineFlags,
+    pub(crate) engine: EngineFlags,
 }
 
 fn at_least_one(text: &str) -> Result<usize, String> {

@@ -9,7 +9,7 @@ use crate::error::CliError;
 use crate::flags::{OptionalTextFlags, TextFlags};
 
 /// The text of an argument; without one, or with `-`, standard input.
-pub fn argument_or_stdin(argument: Option<&str>, what: &str) -> Result<String, CliError> {
+pub(crate) fn argument_or_stdin(argument: Option<&str>, what: &str) -> Result<String, CliError> {
     match argument {
         Some("-") => stdin(),
         Some(text) => Ok(text.to_owned()),
@@ -21,7 +21,7 @@ pub fn argument_or_stdin(argument: Option<&str>, what: &str) -> Result<String, C
 }
 
 /// A text file; `-` is standard input.
-pub fn text_file(path: &Path) -> Result<String, CliError> {
+pub(crate) fn text_file(path: &Path) -> Result<String, CliError> {
     if path == Path::new("-") {
         return stdin();
     }
@@ -53,12 +53,12 @@ impl From<TextFlags> for OptionalTextFlags {
 
 impl OptionalTextFlags {
     /// Whether the user named a text.
-    pub fn is_given(&self) -> bool {
+    pub(crate) fn is_given(&self) -> bool {
         self.ids.is_some() || self.ids_file.is_some() || self.text.is_some()
     }
 
     /// Its ids, at most `limit` of them.
-    pub fn read(&self, engine: &Engine, limit: Option<usize>) -> Result<Vec<u32>, CliError> {
+    pub(crate) fn read(&self, engine: &Engine, limit: Option<usize>) -> Result<Vec<u32>, CliError> {
         let mut ids = match (&self.ids, &self.ids_file, &self.text) {
             (Some(ids), _, _) => ids.clone(),
             (_, Some(path), _) => parse_ids(&text_file(path)?, path)?,

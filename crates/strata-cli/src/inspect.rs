@@ -14,7 +14,7 @@ const SHOWN_ELEMENTS: usize = 16;
 /// Characters of a metadata string that are shown in the table.
 const SHOWN_CHARACTERS: usize = 60;
 
-pub fn inspect(flags: &InspectFlags) -> Result<(), CliError> {
+pub(crate) fn inspect(flags: &InspectFlags) -> Result<(), CliError> {
     let path = setup::model_path(flags.file.as_deref())?;
     let inspection = inspect_file(&path)?;
     let mut out = std::io::stdout().lock();
@@ -34,22 +34,33 @@ fn write_table(out: &mut impl Write, i: &Inspection, with_tensors: bool) -> Resu
     for (key, value) in &i.metadata {
         writeln!(out, "  {key:<48} {}", short(value))?;
     }
-    writeln!(out, "\ntensors by class and type\n  {:<20} {:<8} {:>8} {:>16} {:>12}", "class", "type", "tensors", "weights", "size")?;
+    writeln!(
+        out,
+        "\ntensors by class and type\n  {:<20} {:<8} {:>8} {:>16} {:>12}",
+        "class", "type", "tensors", "weights", "size"
+    )?;
     for group in &i.groups {
         writeln!(
             out,
             "  {:<20} {:<8} {:>8} {:>16} {:>12}",
-            group.class, group.ty, group.tensors, group.weights, size(group.bytes)
+            group.class,
+            group.ty,
+            group.tensors,
+            group.weights,
+            size(group.bytes)
         )?;
     }
     writeln!(out)?;
-    for (name, bytes) in
-        [("routed experts", i.expert_bytes), ("n-gram table", i.table_bytes), ("dense", i.dense_bytes)]
+    for (name, bytes) in [("routed experts", i.expert_bytes), ("n-gram table", i.table_bytes), ("dense", i.dense_bytes)]
     {
         writeln!(out, "  {name:<20} {:>12}  ({bytes} bytes)", size(bytes))?;
     }
     if with_tensors {
-        writeln!(out, "\n  {:<44} {:<8} {:<28} {:>14} {:>14} {:>4}", "tensor", "type", "shape", "bytes", "offset", "file")?;
+        writeln!(
+            out,
+            "\n  {:<44} {:<8} {:<28} {:>14} {:>14} {:>4}",
+            "tensor", "type", "shape", "bytes", "offset", "file"
+        )?;
         for t in &i.tensors {
             let shape = format!("{:?}", t.dims);
             writeln!(out, "  {:<44} {:<8} {shape:<28} {:>14} {:>14} {:>4}", t.name, t.ty, t.bytes, t.offset, t.file)?;

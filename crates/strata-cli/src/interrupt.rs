@@ -10,7 +10,7 @@ static STOP: Stop = Stop::new(false);
 static RUNNING: AtomicBool = AtomicBool::new(false);
 
 /// Takes over Ctrl-C for the rest of the program.
-pub fn install() -> Result<(), CliError> {
+pub(crate) fn install() -> Result<(), CliError> {
     ctrlc::set_handler(|| {
         let is_first = !STOP.swap(true, Ordering::Relaxed);
         if !(is_first && RUNNING.load(Ordering::Relaxed)) {
@@ -21,7 +21,7 @@ pub fn install() -> Result<(), CliError> {
 }
 
 /// Runs something that Ctrl-C stops through the flag it is given.
-pub fn stoppable<T>(run: impl FnOnce(&Stop) -> T) -> T {
+pub(crate) fn stoppable<T>(run: impl FnOnce(&Stop) -> T) -> T {
     STOP.store(false, Ordering::Relaxed);
     RUNNING.store(true, Ordering::Relaxed);
     let result = run(&STOP);

@@ -8,14 +8,16 @@ use crate::error::CliError;
 use crate::flags::RunFlags;
 use crate::{input, interrupt, setup};
 
-pub fn run(flags: &RunFlags) -> Result<(), CliError> {
+pub(crate) fn run(flags: &RunFlags) -> Result<(), CliError> {
     let prompt = prompt(flags)?;
     interrupt::install()?;
     let path = setup::model_path(flags.model.model.as_deref())?;
     let mut engine = setup::open(&path, &setup::engine_options(&flags.engine))?;
     let ids = encode(&engine, flags, prompt)?;
-    let options =
-        GenerateOptions { max_tokens: flags.sampling.tokens, sampling: setup::sampling(&flags.sampling, engine.sampling()) };
+    let options = GenerateOptions {
+        max_tokens: flags.sampling.tokens,
+        sampling: setup::sampling(&flags.sampling, engine.sampling()),
+    };
     let mut session = engine.new_session()?;
     let generated = stream(&mut engine, &mut session, &ids, &options)?;
     writeln!(std::io::stdout())?;
@@ -27,7 +29,7 @@ pub fn run(flags: &RunFlags) -> Result<(), CliError> {
 }
 
 /// Generates and prints text as it comes. Ctrl-C ends it; so does a reader that goes away.
-pub fn stream(
+pub(crate) fn stream(
     engine: &mut Engine,
     session: &mut strata_engine::Session,
     ids: &[u32],
@@ -74,7 +76,7 @@ fn encode(engine: &Engine, flags: &RunFlags, prompt: String) -> Result<Vec<u32>,
 }
 
 /// One line on what a generation took.
-pub fn summary(generated: &Generated) -> String {
+pub(crate) fn summary(generated: &Generated) -> String {
     let rate = |tokens: usize, time: std::time::Duration| match (tokens, time.as_secs_f64()) {
         (0, _) => String::new(),
         (_, 0.0) => String::new(),

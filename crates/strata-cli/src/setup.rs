@@ -12,7 +12,7 @@ const SHIPPED_MODEL: &str = "models/strata-mini/strata-mini-iq2xs-q4_0.gguf";
 
 /// The file a user named, or the model that comes with Strata: below the current directory, or beside the program (its
 /// own directory or any above it, such as the repository it was built in).
-pub fn model_path(named: Option<&Path>) -> Result<PathBuf, CliError> {
+pub(crate) fn model_path(named: Option<&Path>) -> Result<PathBuf, CliError> {
     if let Some(path) = named {
         return Ok(path.to_owned());
     }
@@ -26,7 +26,7 @@ pub fn model_path(named: Option<&Path>) -> Result<PathBuf, CliError> {
     })
 }
 
-pub fn engine_options(flags: &EngineFlags) -> EngineOptions {
+pub(crate) fn engine_options(flags: &EngineFlags) -> EngineOptions {
     EngineOptions {
         isa: match flags.isa {
             IsaFlag::Auto => None,
@@ -48,7 +48,7 @@ pub fn engine_options(flags: &EngineFlags) -> EngineOptions {
 }
 
 /// Opens a model and tells the user what is odd about its file.
-pub fn open(path: &Path, options: &EngineOptions) -> Result<Engine, CliError> {
+pub(crate) fn open(path: &Path, options: &EngineOptions) -> Result<Engine, CliError> {
     let engine = Engine::open(path, options)?;
     for warning in &engine.model().config().warnings {
         eprintln!("strata: warning: {warning}");
@@ -57,7 +57,7 @@ pub fn open(path: &Path, options: &EngineOptions) -> Result<Engine, CliError> {
 }
 
 /// What the user gave, over what the model's makers recommend.
-pub fn sampling(flags: &SamplingFlags, recommended: SamplerParams) -> SamplerParams {
+pub(crate) fn sampling(flags: &SamplingFlags, recommended: SamplerParams) -> SamplerParams {
     SamplerParams {
         temperature: flags.temp.unwrap_or(recommended.temperature),
         top_k: flags.top_k.unwrap_or(recommended.top_k),

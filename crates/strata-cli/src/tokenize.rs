@@ -9,7 +9,7 @@ use crate::error::CliError;
 use crate::flags::TokenizeFlags;
 use crate::{input, setup};
 
-pub fn tokenize(flags: &TokenizeFlags) -> Result<(), CliError> {
+pub(crate) fn tokenize(flags: &TokenizeFlags) -> Result<(), CliError> {
     let text = input::argument_or_stdin(flags.text.as_deref(), "text")?;
     let tokenizer = tokenizer_of(&setup::model_path(flags.model.model.as_deref())?)?;
     let ids = tokenizer.encode(&text, flags.special).map_err(strata_engine::EngineError::from)?;

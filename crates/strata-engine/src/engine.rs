@@ -102,7 +102,8 @@ pub struct EngineOptions {
 
 impl Default for EngineOptions {
     fn default() -> Self {
-        let Options { context_tokens, pass_tokens, strip_rows, gdn_form, block_tokens, keep_details } = Options::default();
+        let Options { context_tokens, pass_tokens, strip_rows, gdn_form, block_tokens, keep_details } =
+            Options::default();
         Self { isa: None, threads: 0, context_tokens, pass_tokens, strip_rows, gdn_form, block_tokens, keep_details }
     }
 }

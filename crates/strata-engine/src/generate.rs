@@ -152,7 +152,13 @@ impl Engine {
     }
 
     /// Takes tokens into the session; `false`: it was stopped, and the session is empty again.
-    fn take(&mut self, session: &mut Session, ids: &[u32], stop: &Stop, logits: &mut Vec<f32>) -> Result<bool, EngineError> {
+    fn take(
+        &mut self,
+        session: &mut Session,
+        ids: &[u32],
+        stop: &Stop,
+        logits: &mut Vec<f32>,
+    ) -> Result<bool, EngineError> {
         match self.model.forward(&mut session.sequence, ids, Rows::Last, logits, &mut Stoppable(stop)) {
             Ok(()) => {
                 session.tokens.extend_from_slice(ids);

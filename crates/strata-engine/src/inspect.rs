@@ -112,7 +112,7 @@ pub fn inspect(path: &Path) -> Result<Inspection, EngineError> {
     let gguf = Gguf::open(path)?;
     let mut groups: BTreeMap<(&str, &str), TensorGroup> = BTreeMap::new();
     let mut inspection = Inspection {
-        files: gguf.files().iter().map(|file| (file.path().to_owned(), file.len_bytes())).collect(),
+        files: gguf.files().iter().map(|file| (file.path.clone(), file.len_bytes)).collect(),
         metadata: gguf.metadata().iter().map(|(key, value)| (key.to_owned(), metadata_value(value))).collect(),
         groups: Vec::new(),
         tensors: Vec::new(),

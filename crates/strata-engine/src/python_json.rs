@@ -83,7 +83,13 @@ impl Writer<'_, '_, '_> {
         Ok(())
     }
 
-    fn items(&mut self, open: char, items: Vec<(Option<String>, Value)>, close: char, depth: usize) -> Result<(), Error> {
+    fn items(
+        &mut self,
+        open: char,
+        items: Vec<(Option<String>, Value)>,
+        close: char,
+        depth: usize,
+    ) -> Result<(), Error> {
         self.out.push(open);
         let is_empty = items.is_empty();
         for (index, (key, item)) in items.into_iter().enumerate() {

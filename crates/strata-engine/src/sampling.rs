@@ -269,7 +269,10 @@ mod tests {
         for step in 0..=7080 {
             let x = -f64::from(step) / 10.0;
             let (got, expected) = (exp(x), x.exp());
-            assert!((got - expected).abs() <= 4.0 * f64::EPSILON * expected, "exp({x}): {got:e}, expected {expected:e}");
+            assert!(
+                (got - expected).abs() <= 4.0 * f64::EPSILON * expected,
+                "exp({x}): {got:e}, expected {expected:e}"
+            );
         }
         assert_eq!(exp(0.0), 1.0);
         assert_eq!(exp(-709.0), 0.0);

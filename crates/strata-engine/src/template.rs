@@ -12,7 +12,7 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Serde;
 use minijinja::{Environment, Error, ErrorKind, Value};
 use minijinja_contrib::pycompat::unknown_method_callback;
-use strata_gguf::{Metadata, MetadataError, OptionalKey};
+use strata_gguf::{Metadata, MetadataError, Optional};
 use thiserror::Error as ThisError;
 
 use crate::python_json::tojson;

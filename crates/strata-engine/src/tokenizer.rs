@@ -11,7 +11,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 
 use regex::Regex;
-use strata_gguf::{Metadata, MetadataError, OptionalKey};
+use strata_gguf::{Metadata, MetadataError, Optional};
 use thiserror::Error;
 use tokenizers::models::bpe::{BPE, Vocab};
 use tokenizers::normalizers::NFC;
@@ -24,10 +24,7 @@ use tokenizers::{AddedToken, AddedVocabulary, Model, OffsetType, Offsets, PreTok
 /// The models' own patterns have `\s+(?!\S)` before the last alternative, which [`Words`] takes care of: a matcher
 /// without look-ahead needs no stack, so that no length of a run of spaces is too much for it.
 const PRE_TOKENIZERS: [(&str, &str); 2] = [
-    (
-        "qwen2",
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+",
-    ),
+    ("qwen2", r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+"),
     // As qwen2, with combining marks counted as letters.
     (
         "qwen35",
@@ -372,11 +369,7 @@ fn special_id(metadata: &Metadata, key: &'static str, vocab_len: usize) -> Resul
     }
 }
 
-fn end_of_turn_ids(
-    metadata: &Metadata,
-    vocab: &HashMap<&str, u32>,
-    types: &[i64],
-) -> Result<Vec<u32>, TokenizerError> {
+fn end_of_turn_ids(metadata: &Metadata, vocab: &HashMap<&str, u32>, types: &[i64]) -> Result<Vec<u32>, TokenizerError> {
     let mut ids = BTreeSet::new();
     for key in END_OF_TURN_KEYS {
         ids.extend(special_id(metadata, key, types.len())?);

@@ -49,7 +49,10 @@ fn renders_as_jinja2_does() {
             _ => false,
         };
         if !agrees {
-            wrong.push(format!("{}:\n  got      {result:?}\n  expected {}{}", case["name"], case["text"], case["refused"]));
+            wrong.push(format!(
+                "{}:\n  got      {result:?}\n  expected {}{}",
+                case["name"], case["text"], case["refused"]
+            ));
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
@@ -58,7 +61,8 @@ fn renders_as_jinja2_does() {
 /// Loops, recursion, and values whose text is exponentially longer than they are: all must end soon, in an error.
 #[test]
 fn runaway_templates_end() {
-    let doubling = "{% set ns = namespace(x=['a']) %}{% for i in range(100) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}";
+    let doubling =
+        "{% set ns = namespace(x=['a']) %}{% for i in range(100) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}";
     let too_much = [
         "{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) %}{% endfor %}{% endfor %}{% endfor %}".to_owned(),
         "{% for a in range(9999) %}{% for b in range(9999) %}{{ 'text' }}{% endfor %}{% endfor %}".to_owned(),
@@ -75,7 +79,11 @@ fn runaway_templates_end() {
     for source in &too_much {
         let start = std::time::Instant::now();
         let result = render(source);
-        assert!(matches!(result, Err(TemplateError::TooMuchWork { .. })), "{source}: {:?}", result.map(|text| text.len()));
+        assert!(
+            matches!(result, Err(TemplateError::TooMuchWork { .. })),
+            "{source}: {:?}",
+            result.map(|text| text.len())
+        );
         assert!(start.elapsed().as_secs() < 20, "{source}: {:?}", start.elapsed());
     }
 }

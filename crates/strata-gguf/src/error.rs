@@ -107,7 +107,9 @@ pub enum Problem {
         "metadata key `{key}` is {got}, but {earlier} in an earlier file of the model: these are files of different models; get all files of one download"
     )]
     Disagree { key: String, got: String, earlier: String },
-    #[error("wanted {wanted_bytes} bytes at offset {offset}, got {got_bytes}: the file was cut while in use")]
+    #[error(
+        "wanted {wanted_bytes} bytes at offset {offset}, got {got_bytes}: the file ends there; was it cut while in use?"
+    )]
     ShortRead { offset: u64, wanted_bytes: u64, got_bytes: u64 },
     #[error("{got_bytes} bytes of tensor data were given, but the declared tensors take {wanted_bytes}")]
     DataLength { wanted_bytes: u64, got_bytes: u64 },

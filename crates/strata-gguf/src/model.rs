@@ -153,13 +153,15 @@ impl ModelFile {
     }
 
     fn read_range(&self, offset: u64, bytes: &mut [u8]) -> Result<(), Problem> {
+        let wanted_bytes = bytes.len() as u64;
+        let left_bytes = self.len_bytes.saturating_sub(offset);
+        if wanted_bytes > left_bytes {
+            return Err(Problem::ShortRead { offset, wanted_bytes, got_bytes: left_bytes });
+        }
         let mut got = 0;
         while got < bytes.len() {
-            match self.file.read_at(&mut bytes[got..], offset.saturating_add(got as u64)) {
-                Ok(0) => {
-                    let (wanted_bytes, got_bytes) = (bytes.len() as u64, got as u64);
-                    return Err(Problem::ShortRead { offset, wanted_bytes, got_bytes });
-                }
+            match self.file.read_at(&mut bytes[got..], offset + got as u64) {
+                Ok(0) => return Err(Problem::ShortRead { offset, wanted_bytes, got_bytes: got as u64 }),
                 Ok(count) => got += count,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(Problem::Io { action: "read the file", error }),

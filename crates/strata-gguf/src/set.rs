@@ -12,8 +12,11 @@ use crate::{GgufError, Metadata, Optional, Value};
 const NO_KEY: &str = "split.no";
 const COUNT_KEY: &str = "split.count";
 const TENSORS_KEY: &str = "split.tensors.count";
-/// Keys that each file has for itself.
-const OWN_KEYS: [&str; 2] = [NO_KEY, ALIGNMENT_KEY];
+
+/// Whether each file of a set has this key for itself.
+fn is_own_key(key: &str) -> bool {
+    key.starts_with("split.") || key == ALIGNMENT_KEY
+}
 
 /// The path of file `no` (from 0) of `count`, given the path that the model would have as one file:
 /// `NAME.gguf` becomes `NAME-00001-of-00003.gguf`; a single file keeps its path.
@@ -106,7 +109,7 @@ pub(crate) fn merge_metadata(parts: Vec<(&Path, Metadata)>) -> Result<Metadata, 
     let mut parts = parts.into_iter();
     let (_, mut merged) = parts.next().expect("a model has at least one file");
     for (path, metadata) in parts {
-        for (key, value) in metadata.iter().filter(|(key, _)| !OWN_KEYS.contains(key)) {
+        for (key, value) in metadata.iter().filter(|(key, _)| !is_own_key(key)) {
             match merged.get(key) {
                 None => merged.insert(key, value.clone()).map_err(|error| GgufError::new(path, error))?,
                 Some(earlier) if earlier == value => {}

@@ -6,7 +6,7 @@
 
 use std::collections::HashSet;
 use std::fs::File;
-use std::io::{self, BufWriter, Write};
+use std::io::{self, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 
 use crate::error::Problem;
@@ -65,6 +65,7 @@ impl<W: Write> GgufWriter<W> {
         let path = path.to_owned();
         let mut writer = Self { out, path, alignment_bytes, lens_bytes, current: 0, current_bytes: 0 };
         writer.put(&header)?;
+        writer.pad(header.len() as u64)?;
         Ok(writer)
     }
 
@@ -83,7 +84,7 @@ impl<W: Write> GgufWriter<W> {
             self.current_bytes += now.len() as u64;
             bytes = later;
             if self.current_bytes == len_bytes {
-                self.put(&padding(len_bytes, self.alignment_bytes))?;
+                self.pad(len_bytes)?;
                 self.current += 1;
                 self.current_bytes = 0;
             }
@@ -109,6 +110,13 @@ impl<W: Write> GgufWriter<W> {
         self.written(written)
     }
 
+    /// Writes the zeros that follow `len_bytes` bytes up to the next multiple of the alignment.
+    fn pad(&mut self, len_bytes: u64) -> Result<(), GgufError> {
+        let padding_bytes = len_bytes.next_multiple_of(self.alignment_bytes) - len_bytes;
+        let copied = io::copy(&mut io::repeat(0).take(padding_bytes), &mut self.out);
+        self.written(copied.map(drop))
+    }
+
     fn written(&self, result: io::Result<()>) -> Result<(), GgufError> {
         result.map_err(|error| GgufError::new(&self.path, Problem::Io { action: "write the file", error }))
     }
@@ -120,7 +128,7 @@ impl<W: Write> GgufWriter<W> {
     }
 }
 
-/// The bytes before the first tensor's data, and the length of each tensor.
+/// The bytes before the padding and the first tensor's data, and the length of each tensor.
 fn header(metadata: &Metadata, tensors: &[NewTensor], alignment_bytes: u64) -> Result<(Vec<u8>, Vec<u64>), Problem> {
     let mut out = Vec::new();
     out.extend(MAGIC);
@@ -151,13 +159,7 @@ fn header(metadata: &Metadata, tensors: &[NewTensor], alignment_bytes: u64) -> R
             .ok_or_else(|| Problem::TooLarge { tensor: name.clone(), dims: dims.clone(), ty: *ty })?;
         lens_bytes.push(len_bytes);
     }
-    out.extend(padding(out.len() as u64, alignment_bytes));
     Ok((out, lens_bytes))
-}
-
-/// Zeros that follow `len_bytes` bytes up to the next multiple of the alignment.
-fn padding(len_bytes: u64, alignment_bytes: u64) -> Vec<u8> {
-    vec![0; (len_bytes.next_multiple_of(alignment_bytes) - len_bytes) as usize]
 }
 
 fn put_string(out: &mut Vec<u8>, text: &str) {

@@ -31,9 +31,8 @@ pub fn best_blocks<'a>(scores: &[f32], budget: usize, order: &'a mut Vec<u32>) -
     order.clear();
     order.extend(0..scores.len() as u32);
     if budget < scores.len() {
-        order.select_nth_unstable_by(budget, |&a, &b| {
-            scores[b as usize].total_cmp(&scores[a as usize]).then(a.cmp(&b))
-        });
+        order
+            .select_nth_unstable_by(budget, |&a, &b| scores[b as usize].total_cmp(&scores[a as usize]).then(a.cmp(&b)));
         order.truncate(budget);
         order.sort_unstable();
     }

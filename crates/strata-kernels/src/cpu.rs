@@ -125,9 +125,14 @@ impl Cpu {
         let rows = a.len() / a_width;
         assert!(a.len() == rows * a_width && b.len() == rows * b_width, "a whole, equal number of rows");
         let (a, b) = (DisjointMut::new(a), DisjointMut::new(b));
-        self.pool.run(rows, false, || (), |(), i| {
-            // SAFETY: task i alone takes row i of each.
-            unsafe { f(i, a.part(i * a_width, a_width), b.part(i * b_width, b_width)) };
-        });
+        self.pool.run(
+            rows,
+            false,
+            || (),
+            |(), i| {
+                // SAFETY: task i alone takes row i of each.
+                unsafe { f(i, a.part(i * a_width, a_width), b.part(i * b_width, b_width)) };
+            },
+        );
     }
 }

@@ -1,9 +1,9 @@
 //! Routed experts: for each expert the rows that chose it are gathered, then gate and up, silu, down (spec 6.4).
 
+use crate::Cpu;
 use crate::math::silu_times;
 use crate::matmul::{Matrix, matmul_here, panel_len};
 use crate::pool::DisjointMut;
-use crate::Cpu;
 
 /// One expert's weights and the rows that chose it.
 pub struct Expert<'a> {

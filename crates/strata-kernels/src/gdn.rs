@@ -48,7 +48,12 @@ dispatch! {
 }
 
 #[inline(always)]
-fn recurrent_body<V: Lanes, const FUSED: bool>(head: &Head<'_>, state: &mut [f32], scratch: &mut [f32], out: &mut [f32]) {
+fn recurrent_body<V: Lanes, const FUSED: bool>(
+    head: &Head<'_>,
+    state: &mut [f32],
+    scratch: &mut [f32],
+    out: &mut [f32],
+) {
     let width = out.len() / head.gates.len();
     let keys = state.len() / width;
     let read = &mut scratch[..width];

@@ -64,16 +64,21 @@ pub fn matmul(cpu: &Cpu, w: &Matrix<'_>, x: &[f32], y: &mut [f32]) {
     assert!(x.len() == rows * w.cols && y.len() == rows * w.rows, "matmul: shapes differ");
     let out = DisjointMut::new(y);
     let small = w.rows * w.cols * rows.max(4) < SMALL_PRODUCT;
-    cpu.pool.run(w.rows.div_ceil(PANEL_ROWS), small, || vec![0.0; PANEL_ROWS * w.cols], |panel: &mut Vec<f32>, task| {
-        let first = task * PANEL_ROWS;
-        let count = PANEL_ROWS.min(w.rows - first);
-        let panel = &mut panel[..count * w.cols];
-        w.decode(first, panel);
-        multiply_panel(cpu.isa(), panel, count, x, &|t, n, values| {
-            // SAFETY: this task alone writes the columns `first .. first + count` of any row.
-            put(unsafe { out.part(t * w.rows + first + n, values.len()) }, values, w.scale);
-        });
-    });
+    cpu.pool.run(
+        w.rows.div_ceil(PANEL_ROWS),
+        small,
+        || vec![0.0; PANEL_ROWS * w.cols],
+        |panel: &mut Vec<f32>, task| {
+            let first = task * PANEL_ROWS;
+            let count = PANEL_ROWS.min(w.rows - first);
+            let panel = &mut panel[..count * w.cols];
+            w.decode(first, panel);
+            multiply_panel(cpu.isa(), panel, count, x, &|t, n, values| {
+                // SAFETY: this task alone writes the columns `first .. first + count` of any row.
+                put(unsafe { out.part(t * w.rows + first + n, values.len()) }, values, w.scale);
+            });
+        },
+    );
 }
 
 /// [`matmul`] on the caller's thread, through a caller's panel buffer of at least [`panel_len`] values.

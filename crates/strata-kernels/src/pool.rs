@@ -19,7 +19,9 @@ impl Pool {
         };
         // Without workers the kernels still work, on one thread: a system that refuses threads is no reason to stop.
         let workers = (threads > 1)
-            .then(|| rayon::ThreadPoolBuilder::new().num_threads(threads).thread_name(|i| format!("compute-{i}")).build())
+            .then(|| {
+                rayon::ThreadPoolBuilder::new().num_threads(threads).thread_name(|i| format!("compute-{i}")).build()
+            })
             .and_then(Result::ok);
         Self { workers }
     }
@@ -30,7 +32,13 @@ impl Pool {
 
     /// Runs `task(0) .. task(tasks - 1)`, in any order, and waits for all of them. `init` makes what a thread keeps
     /// between its tasks. When `small`, the caller's thread does it all: waking others would cost more.
-    pub(crate) fn run<S>(&self, tasks: usize, small: bool, init: impl Fn() -> S + Sync, task: impl Fn(&mut S, usize) + Sync) {
+    pub(crate) fn run<S>(
+        &self,
+        tasks: usize,
+        small: bool,
+        init: impl Fn() -> S + Sync,
+        task: impl Fn(&mut S, usize) + Sync,
+    ) {
         match &self.workers {
             Some(workers) if tasks > 1 && !small => {
                 workers.install(|| (0..tasks).into_par_iter().with_max_len(1).for_each_init(&init, &task));
@@ -85,10 +93,15 @@ mod tests {
                 let pool = Pool::new(threads);
                 let mut out = vec![0u32; 1000];
                 let parts = DisjointMut::new(&mut out);
-                pool.run(100, small, || (), |(), i| {
-                    // SAFETY: task i alone writes part i.
-                    unsafe { parts.part(i * 10, 10) }.iter_mut().for_each(|v| *v += i as u32 + 1);
-                });
+                pool.run(
+                    100,
+                    small,
+                    || (),
+                    |(), i| {
+                        // SAFETY: task i alone writes part i.
+                        unsafe { parts.part(i * 10, 10) }.iter_mut().for_each(|v| *v += i as u32 + 1);
+                    },
+                );
                 assert!(out.iter().enumerate().all(|(at, v)| *v == at as u32 / 10 + 1));
             }
         }

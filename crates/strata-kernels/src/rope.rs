@@ -53,7 +53,8 @@ mod tests {
         let mut head = [1.0, 2.0, 0.5, -1.0, 7.0];
         rotate(&mut head, &angles);
         let (a, b) = (3f64, 0.3f64);
-        let want = [a.cos() - 0.5 * a.sin(), 2.0 * b.cos() + b.sin(), 0.5 * a.cos() + a.sin(), -b.cos() + 2.0 * b.sin(), 7.0];
+        let want =
+            [a.cos() - 0.5 * a.sin(), 2.0 * b.cos() + b.sin(), 0.5 * a.cos() + a.sin(), -b.cos() + 2.0 * b.sin(), 7.0];
         for (got, want) in head.iter().zip(want) {
             assert!((f64::from(*got) - want).abs() < 1e-6, "{got} {want}");
         }

@@ -29,7 +29,14 @@ fn observed(model: &mut Model, sequence: &mut Sequence, ids: &[u32]) -> (Vec<f32
 }
 
 /// Compares what layers showed with what was recorded under `prefix`; returns how many comparisons there were.
-fn compare_layers(name: &str, model: &Model, layers: &[LayerLog], recorded: &Recorded, prefix: &str, first: usize) -> usize {
+fn compare_layers(
+    name: &str,
+    model: &Model,
+    layers: &[LayerLog],
+    recorded: &Recorded,
+    prefix: &str,
+    first: usize,
+) -> usize {
     let mut compared = 0;
     for (i, log) in layers.iter().enumerate() {
         let at = |what: &str| format!("{prefix}.layer{i:02}.{what}");
@@ -135,7 +142,14 @@ fn a_prompt_and_eight_single_tokens() {
 }
 
 /// Recorded states are in the checkpoint's order of value heads: its head `g * r + j` is the file's head `j * nk + g`.
-fn compare_states(name: &str, model: &mut Model, sequence: &Sequence, recorded: &Recorded, prefix: &str, tokens: usize) {
+fn compare_states(
+    name: &str,
+    model: &mut Model,
+    sequence: &Sequence,
+    recorded: &Recorded,
+    prefix: &str,
+    tokens: usize,
+) {
     let config = model.config().clone();
     let gdn = &config.gdn;
     let repeat = gdn.value_heads / gdn.key_heads;
@@ -152,7 +166,11 @@ fn compare_states(name: &str, model: &mut Model, sequence: &Sequence, recorded: 
                 let size = gdn.head_dim * gdn.head_dim;
                 let want = recorded.f32(&at("gdn_state"));
                 let by_head = (0..gdn.value_heads).flat_map(|h| &want[recorded_head(h) * size..][..size]).copied();
-                check(at("gdn_state"), &model.read_state(sequence, i, StatePart::GdnMatrix), &by_head.collect::<Vec<_>>());
+                check(
+                    at("gdn_state"),
+                    &model.read_state(sequence, i, StatePart::GdnMatrix),
+                    &by_head.collect::<Vec<_>>(),
+                );
 
                 // Recorded: [channels][4], newest last, of which the last three are state.
                 let want = recorded.f32(&at("gdn_conv"));
@@ -189,7 +207,8 @@ fn compare_states(name: &str, model: &mut Model, sequence: &Sequence, recorded: 
         let at = |what: &str| format!("{prefix}.layer{:02}.{what}", ple.layer);
         let want = recorded.f32(&at("ple_conv")); // [channels][9], newest last
         let (rows, channels) = (9, config.streams * config.hidden);
-        let want: Vec<f32> = (0..rows).flat_map(|r| (0..channels).map(move |c| c * rows + r)).map(|i| want[i]).collect();
+        let want: Vec<f32> =
+            (0..rows).flat_map(|r| (0..channels).map(move |c| c * rows + r)).map(|i| want[i]).collect();
         check(at("ple_conv"), &model.read_ple_state(sequence).unwrap(), &want);
         assert_eq!(sequence.window(), recorded.u32(&at("ple_tokens")), "{name} {prefix}: token window");
     }
@@ -204,7 +223,8 @@ fn logits_are_the_same_bytes_for_any_pieces_passes_strips_and_threads() {
         let ids = recorded.u32("prefill.input_ids");
         for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
             let run = |threads, pass_tokens, strip_rows, pieces: &[usize]| {
-                let mut model = model_on(&path, isa, threads, Options { pass_tokens, strip_rows, ..Options::default() });
+                let mut model =
+                    model_on(&path, isa, threads, Options { pass_tokens, strip_rows, ..Options::default() });
                 let mut sequence = model.new_sequence().unwrap();
                 let logits = logits(&mut model, &mut sequence, &ids, pieces);
                 logits.iter().map(|v| v.to_bits()).collect::<Vec<_>>()

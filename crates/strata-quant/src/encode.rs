@@ -20,7 +20,10 @@ pub enum EncodeError {
     #[error("cannot encode {0}: only F32, F16, BF16, Q8_0, Q4_0, IQ4_NL and Q2_0 can be written; choose one of these")]
     NoEncoder(TensorType),
     /// The row is not a whole number of blocks.
-    #[error("cannot encode a row of {weights} weights as {ty}: it must be a multiple of {block}", block = ty.block_weights())]
+    #[error(
+        "cannot encode a row of {weights} weights as {ty}: whole blocks of {block} are needed",
+        block = ty.block_weights()
+    )]
     PartialBlock {
         /// The type asked for.
         ty: TensorType,
@@ -154,9 +157,20 @@ fn q4_0(weights: &[f32; 32]) -> [u8; 18] {
     with_scale(scale, pack_nibbles(weights, |weight| ((weight * scale.inverse).round().clamp(-8.0, 7.0) + 8.0) as u8))
 }
 
+/// Halfway between each value of IQ4_NL and the next.
+const IQ4_MIDPOINTS: [f32; 15] = {
+    let mut midpoints = [0.0; 15];
+    let mut i = 0;
+    while i < 15 {
+        midpoints[i] = (IQ4_VALUES[i] as f32 + IQ4_VALUES[i + 1] as f32) / 2.0;
+        i += 1;
+    }
+    midpoints
+};
+
 /// The code of IQ4_NL whose value is nearest to `ratio`.
 fn nearest_iq4(ratio: f32) -> u8 {
-    IQ4_VALUES.windows(2).filter(|pair| ratio > (f32::from(pair[0]) + f32::from(pair[1])) / 2.0).count() as u8
+    IQ4_MIDPOINTS.iter().map(|&midpoint| u8::from(ratio > midpoint)).sum()
 }
 
 fn iq4_nl(weights: &[f32; 32]) -> [u8; 18] {

@@ -1,7 +1,8 @@
 //! Floating point formats: F32, F16 and BF16 weights, and the eight-bit scales of MXFP4 and NVFP4.
 //!
 //! Owns: conversion of these formats to float32, all of it exact.
-//! Promises: subnormals, infinities and NaNs keep their meaning; no branches, so that loops over weights vectorise.
+//! Promises: subnormals, infinities and NaNs keep their meaning; weights convert without branches, so that loops over
+//! them vectorise.
 
 /// The value of IEEE 754 binary16 bits.
 #[inline]
@@ -49,7 +50,8 @@ pub(crate) fn mxfp4_scale(bits: u8) -> f32 {
     }
 }
 
-/// Scale of NVFP4, half of an unsigned E4M3 number (bias 7). Bit 7 is ignored, except that 127 means 0 and 255 does not.
+/// Scale of NVFP4, half of an unsigned E4M3 number (bias 7). Bit 7 is ignored, except that 127 means 0 and 255 does
+/// not.
 #[inline]
 pub(crate) fn nvfp4_scale(bits: u8) -> f32 {
     let (exponent, fraction) = (u32::from(bits >> 3) & 15, u32::from(bits) & 7);

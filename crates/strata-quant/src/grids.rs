@@ -1,8 +1,8 @@
 //! Codebooks and tables of the formats, for decoders and kernels.
 //!
 //! Owns: the grids of the IQ types (an entry is the magnitudes of 8 consecutive weights, one byte each, first weight
-//! lowest; of 4 in the grids of IQ3), the masks of their signs, and the value tables of the four-bit types. They are facts
-//! of the file formats.
+//! lowest; of 4 in the grids of IQ3), the masks of their signs, and the value tables of the four-bit types.
+//! Promises: they are facts of the file formats and never change; an index read from a file needs masking to its bits.
 
 mod codes;
 

@@ -1,8 +1,8 @@
 //! Types with blocks of 32 or 64 weights.
 //!
-//! Owns: their decoders, one per type: `d` is the scale of a block, `m` its offset. Layouts stand beside the code as
-//! offsets. Except in Q8_0 and Q2_0, byte `j` of a run of packed bytes holds weight `j` in its low nibble and, in its high
-//! nibble, the weight as many places further as the run has bytes.
+//! Owns: their decoders, one per type: `d` is the scale of a block, `m` its offset. Except in Q8_0 and Q2_0, byte `j`
+//! of a run of packed bytes holds weight `j` in its low nibble and, in its high nibble, the weight as many places
+//! further as the run has bytes.
 
 use crate::decode::{bytes_at, f16_at, u32_at};
 use crate::float::{mxfp4_scale, nvfp4_scale};

@@ -145,10 +145,25 @@ fn refuses_other_types_and_parts_of_blocks() {
         }
     }
     let error = encode_row(TensorType::Q2_0, &[1.0; 96], &mut Vec::new()).unwrap_err();
-    assert_eq!(error.to_string(), "cannot encode a row of 96 weights as Q2_0: it must be a multiple of 64");
+    assert_eq!(error.to_string(), "cannot encode a row of 96 weights as Q2_0: whole blocks of 64 are needed");
 }
 
-/// What quantisers reach on weights from a normal distribution, with a little to spare.
+#[test]
+fn errors_say_what_to_do() {
+    let error = |ty, weights: &[f32]| encode_row(ty, weights, &mut Vec::new()).unwrap_err().to_string();
+    assert_eq!(
+        error(TensorType::IQ2_XS, &[0.0; 256]),
+        "cannot encode IQ2_XS: only F32, F16, BF16, Q8_0, Q4_0, IQ4_NL and Q2_0 can be written; choose one of these"
+    );
+    let mut weights = [0.0; 32];
+    weights[7] = -1e9;
+    assert_eq!(
+        error(TensorType::Q8_0, &weights),
+        "cannot encode weight 7 of the row, -1e9, as Q8_0: it must lie within +-8.319008e6; use BF16"
+    );
+}
+
+/// What quantisers reach on weights from a normal distribution; without the searches for scales the last two fail.
 #[test]
 fn quality_on_normal_weights() {
     // The sum of twelve uniform numbers, from a plain generator.
@@ -159,8 +174,7 @@ fn quality_on_normal_weights() {
     };
     let weights: Vec<f32> = (0..65536).map(|_| ((0..12).map(|_| uniform()).sum::<f32>() - 6.0) * 0.02).collect();
     let errors = BLOCKS.map(|ty| relative_error(ty, &weights));
-    println!("{errors:?}");
-    for (error, limit) in errors.into_iter().zip([0.006, 0.09, 0.08, 0.45]) {
+    for (error, limit) in errors.into_iter().zip([0.0053, 0.085, 0.073, 0.35]) {
         assert!(error < limit, "{errors:?}");
     }
 }
@@ -210,8 +224,10 @@ proptest! {
             let decoded = decode(ty, &encode(ty, &weights));
             for (weights, decoded) in weights.chunks(size).zip(decoded.chunks(size)) {
                 let error: f32 = weights.iter().zip(decoded).map(|(a, b)| (a - b).powi(2)).sum();
-                // 2 % for the rounding of the scale to float16.
-                prop_assert!(error <= plain(largest_code, nearest, weights) * 1.02 + 1e-9, "{ty}: {error}");
+                // Rounding the scale to float16 moves every value a little, and a few codes.
+                let energy: f32 = weights.iter().map(|w| w * w).sum();
+                let limit = plain(largest_code, nearest, weights) * 1.02 + energy / 2_097_152.0;
+                prop_assert!(error <= limit, "{ty}: {error} above {limit}");
             }
         }
     }

@@ -49,6 +49,19 @@ fn iq1() {
 }
 
 #[test]
+fn four_bit_tables() {
+    // E2M1: a sign, two bits of exponent (bias 1), one of fraction; the table holds twice its values.
+    for (code, value) in grids::FP4_VALUES.into_iter().enumerate() {
+        let (exponent, fraction) = (code / 2 % 4, (code % 2) as f32 / 2.0);
+        let e2m1 = if exponent == 0 { fraction } else { (1.0 + fraction) * 2f32.powi(exponent as i32 - 1) };
+        assert_eq!(f32::from(value), if code < 8 { 2.0 * e2m1 } else { -2.0 * e2m1 }, "code {code}");
+    }
+    // Printed by tools/gen_grids.py as well.
+    assert_eq!(fnv1a(grids::IQ4_VALUES.into_iter().map(i8::cast_unsigned)), 0x055d_06d2_d8fa_0f75);
+    assert!(grids::IQ4_VALUES.is_sorted(), "encoders search it");
+}
+
+#[test]
 fn masks_negate_the_weights_whose_sign_bit_is_set() {
     let entry = [8, 25, 43, 1, 127, 62, 15, 4];
     for signs in 0..=255u8 {

@@ -1,7 +1,8 @@
 //! Decoders against blocks decoded by ggml itself.
 //!
-//! `data/quants.safetensors` holds, for every quantised type, random blocks with finite scales (`<type>.blocks`) and what
-//! the `dequantize_row_*` functions of ggml make of them (`<type>.values`). Written by tools/oracle/check_quants.py.
+//! `data/quants.safetensors` holds, for every quantised type, random blocks with finite scales (`<type>.blocks`) and
+//! what the `dequantize_row_*` functions of ggml make of them (`<type>.values`). Written by
+//! tools/oracle/check_quants.py.
 
 use std::collections::HashMap;
 

@@ -51,7 +51,9 @@ pub enum StoreError {
         rows: u64,
     },
     /// The areas handed over are too small.
-    #[error("the experts need {needed_bytes} bytes of memory in areas that hold whole records; {given_bytes} were given")]
+    #[error(
+        "the experts need {needed_bytes} bytes of memory in areas that hold whole records; {given_bytes} were given"
+    )]
     AreasTooSmall {
         /// Bytes of all records.
         needed_bytes: u64,

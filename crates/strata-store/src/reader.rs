@@ -49,7 +49,11 @@ struct Failure {
 }
 
 /// Reads until `out` is full. Short reads go on, interrupted ones do not count, one error is forgiven.
-fn read_whole(read_at: impl Fn(&mut [u8], u64) -> io::Result<usize>, offset: u64, out: &mut [u8]) -> Result<(), Failure> {
+fn read_whole(
+    read_at: impl Fn(&mut [u8], u64) -> io::Result<usize>,
+    offset: u64,
+    out: &mut [u8],
+) -> Result<(), Failure> {
     let (mut got_bytes, mut retried) = (0, false);
     while got_bytes < out.len() {
         match read_at(&mut out[got_bytes..], offset + got_bytes as u64) {

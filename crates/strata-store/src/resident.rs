@@ -140,7 +140,10 @@ mod tests {
 
     fn records() -> Records {
         let part = |file, offset, len_bytes| PartRange { file, offset, stride_bytes: len_bytes, len_bytes };
-        let layer = |base| LayerRecords { experts: 3, parts: [part(0, base, 5), part(1, base + 100, 5), part(0, base + 50, 4)] };
+        let layer = |base| LayerRecords {
+            experts: 3,
+            parts: [part(0, base, 5), part(1, base + 100, 5), part(0, base + 50, 4)],
+        };
         Records { layers: vec![layer(1000), layer(2000)] }
     }
 
@@ -199,8 +202,14 @@ mod tests {
     fn what_does_not_exist_or_fit_is_an_error() {
         let mut store = ResidentStore::load(&records(), &Pattern, areas(&[84])).unwrap();
         let one = |expert| [Demand { expert, tokens: 1 }];
-        assert_eq!(store.demand(0, &one(3)).unwrap_err().to_string(), "expert 3 of layer 0 does not exist in this model");
-        assert_eq!(store.demand(2, &one(0)).unwrap_err().to_string(), "expert 0 of layer 2 does not exist in this model");
+        assert_eq!(
+            store.demand(0, &one(3)).unwrap_err().to_string(),
+            "expert 3 of layer 0 does not exist in this model"
+        );
+        assert_eq!(
+            store.demand(2, &one(0)).unwrap_err().to_string(),
+            "expert 0 of layer 2 does not exist in this model"
+        );
         for sizes in [vec![83], vec![], vec![13; 20]] {
             let error = ResidentStore::load(&records(), &Pattern, areas(&sizes)).err().unwrap();
             assert!(error.to_string().contains("need 84 bytes"), "{error}");

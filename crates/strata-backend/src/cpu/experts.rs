@@ -91,6 +91,12 @@ pub(super) fn combine(
     let (route_weights, outputs) = (pass.route_weights.rows(rows.clone()), pass.expert_output.rows(rows.clone()));
     cpu.for_rows(pass.output.rows_mut(rows), hidden, |t, y| {
         let outputs = &outputs[t * top_k * hidden..][..top_k * hidden];
-        kernels::combine(&route_weights[t * top_k..][..top_k], outputs, shared_gate[t], &shared[t * hidden..][..hidden], y);
+        kernels::combine(
+            &route_weights[t * top_k..][..top_k],
+            outputs,
+            shared_gate[t],
+            &shared[t * hidden..][..hidden],
+            y,
+        );
     });
 }

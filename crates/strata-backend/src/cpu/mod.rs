@@ -18,8 +18,8 @@ use strata_store::{Area, Slot};
 use self::pass::{Pass, Scratch, zeroed};
 use self::states::State;
 use crate::{
-    Backend, BackendError, Choice, ExpertShape, Field, GroupEntry, HyperRead, MatrixData, MatrixId, Mixer, PassId, PassShape, Ple,
-    Routes, SharedExpert, StateId, StatePart, StateShape, Ticket, VectorId,
+    Backend, BackendError, Choice, ExpertShape, Field, GroupEntry, HyperRead, MatrixData, MatrixId, Mixer, PassId,
+    PassShape, Ple, Routes, SharedExpert, StateId, StatePart, StateShape, Ticket, VectorId,
 };
 
 /// Computes on the processor.
@@ -105,9 +105,8 @@ impl Backend for CpuBackend {
     }
 
     fn allocate_areas(&mut self, sizes_bytes: &[usize]) -> Result<Vec<Area>, BackendError> {
-        let allocate = |bytes: &usize| {
-            Area::allocate(*bytes).ok_or(BackendError::OutOfMemory { what: "experts", bytes: *bytes })
-        };
+        let allocate =
+            |bytes: &usize| Area::allocate(*bytes).ok_or(BackendError::OutOfMemory { what: "experts", bytes: *bytes });
         sizes_bytes.iter().map(allocate).collect()
     }
 

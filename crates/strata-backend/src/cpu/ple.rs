@@ -35,7 +35,8 @@ pub(super) fn add_ngrams(
     gates.resize(count * streams, 0.0);
     into_conv.resize(count * wide, 0.0);
     let (residual, key, value) = (pass.streams.rows(rows.clone()), &*key, &*value);
-    let [norm_key, norm_query, norm_conv] = [layer.norm_key, layer.norm_query, layer.norm_conv].map(|v| weights.vector(v));
+    let [norm_key, norm_query, norm_conv] =
+        [layer.norm_key, layer.norm_query, layer.norm_conv].map(|v| weights.vector(v));
     cpu.for_row_pairs((gates, streams), (into_conv, wide), |t, gates, into_conv| {
         let (mut k, mut q) = (vec![0.0; hidden], vec![0.0; hidden]);
         for (stream, (gate, out)) in gates.iter_mut().zip(into_conv.chunks_exact_mut(hidden)).enumerate() {
@@ -54,15 +55,20 @@ pub(super) fn add_ngrams(
     let taps = weights.vector(layer.conv);
     let reach = taps.len() / wide - 1;
     let (gates, new, old) = (&*gates, &*into_conv, &*history);
-    cpu.for_rows_with(pass.streams.rows_mut(rows), wide, || vec![0.0; wide], |convolved, t, residual| {
-        let window: Vec<&[f32]> = (0..=reach).rev().map(|tap| old.row(new, t, tap * layer.dilation)).collect();
-        gdn::convolve(cpu.isa(), taps, &window, convolved);
-        for (stream, (x, c)) in residual.chunks_exact_mut(hidden).zip(convolved.chunks_exact(hidden)).enumerate() {
-            let gate = gates[t * streams + stream];
-            for ((x, c), v) in x.iter_mut().zip(c).zip(&value[t * hidden..]) {
-                *x = (*x + gate * v) + c;
+    cpu.for_rows_with(
+        pass.streams.rows_mut(rows),
+        wide,
+        || vec![0.0; wide],
+        |convolved, t, residual| {
+            let window: Vec<&[f32]> = (0..=reach).rev().map(|tap| old.row(new, t, tap * layer.dilation)).collect();
+            gdn::convolve(cpu.isa(), taps, &window, convolved);
+            for (stream, (x, c)) in residual.chunks_exact_mut(hidden).zip(convolved.chunks_exact(hidden)).enumerate() {
+                let gate = gates[t * streams + stream];
+                for ((x, c), v) in x.iter_mut().zip(c).zip(&value[t * hidden..]) {
+                    *x = (*x + gate * v) + c;
+                }
             }
-        }
-    });
+        },
+    );
     history.push(into_conv);
 }

@@ -62,10 +62,17 @@ pub(super) fn mix(
     let mut selections = vec![Selection::default(); rows.len()];
     let scratch = || (Vec::new(), Vec::new());
     cpu.for_rows_with(&mut selections, 1, scratch, |(scores, order), t, out| {
-        out[0] = select(cpu, first + t + 1, layer.indexer.as_ref(), |indexer| {
-            let width = indexer.heads * indexer.dim;
-            (&index_queries[t * width..][..width], &state.block_keys)
-        }, scores, order);
+        out[0] = select(
+            cpu,
+            first + t + 1,
+            layer.indexer.as_ref(),
+            |indexer| {
+                let width = indexer.heads * indexer.dim;
+                (&index_queries[t * width..][..width], &state.block_keys)
+            },
+            scores,
+            order,
+        );
     });
     if pass.shape.keep_details {
         for (row, selection) in rows.clone().zip(&selections) {

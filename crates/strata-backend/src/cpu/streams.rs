@@ -8,7 +8,14 @@ use super::Weights;
 use super::pass::{Pass, Scratch};
 use crate::HyperRead;
 
-pub(super) fn read(cpu: &Cpu, weights: &Weights, pass: &mut Pass, rows: Range<usize>, layer: &HyperRead, s: &mut Scratch) {
+pub(super) fn read(
+    cpu: &Cpu,
+    weights: &Weights,
+    pass: &mut Pass,
+    rows: Range<usize>,
+    layer: &HyperRead,
+    s: &mut Scratch,
+) {
     let hidden = pass.shape.hidden;
     let wide = pass.streams.width;
     let (normed, down, up) = (&mut s.a, &mut s.b, &mut s.c);

@@ -45,7 +45,11 @@ pub fn divergence(engine: &mut Engine, path: &Path, stop: &Stop) -> Result<Diver
     let (shape, recorded) = file.f32("logits")?;
     let vocabulary = engine.model.vocabulary();
     if shape != [ids.len(), vocabulary] {
-        let text = format!("`logits` have the shape {shape:?}; {} ids of this model have [{}, {vocabulary}]", ids.len(), ids.len());
+        let text = format!(
+            "`logits` have the shape {shape:?}; {} ids of this model have [{}, {vocabulary}]",
+            ids.len(),
+            ids.len()
+        );
         return Err(problem(path, text));
     }
     if ids.len() < 2 {

@@ -20,7 +20,12 @@ pub fn logits(engine: &mut Engine, ids: &[u32], pieces: &[usize], path: &Path, s
 }
 
 /// `[ids][vocabulary]`.
-pub(super) fn all_logits(engine: &mut Engine, ids: &[u32], pieces: &[usize], stop: &Stop) -> Result<Vec<f32>, EngineError> {
+pub(super) fn all_logits(
+    engine: &mut Engine,
+    ids: &[u32],
+    pieces: &[usize],
+    stop: &Stop,
+) -> Result<Vec<f32>, EngineError> {
     if ids.is_empty() {
         return Err(EngineError::EmptyPrompt);
     }

@@ -54,8 +54,18 @@ pub struct Difference {
 
 /// The tensors of a layer in the order in which they are computed.
 const ORDER: [&str; 12] = [
-    "mixer_inject", "selected_blocks", "mixer_output", "moe_inject", "moe_input", "router_logits", "route_ids",
-    "route_weights", "expert_hidden", "expert_output", "shared_gate", "moe_output",
+    "mixer_inject",
+    "selected_blocks",
+    "mixer_output",
+    "moe_inject",
+    "moe_input",
+    "router_logits",
+    "route_ids",
+    "route_weights",
+    "expert_hidden",
+    "expert_output",
+    "shared_gate",
+    "moe_output",
 ];
 
 /// Compares two dumps of one text, whatever pieces and passes they were made in.
@@ -143,8 +153,10 @@ impl Dump {
     fn open(dir: &Path) -> Result<Self, EngineError> {
         let mut parts: BTreeMap<String, Vec<PathBuf>> = BTreeMap::new();
         let entries = std::fs::read_dir(dir).map_err(|error| problem(dir, error))?;
-        let mut paths: Vec<PathBuf> =
-            entries.map(|entry| entry.map(|e| e.path())).collect::<Result<_, _>>().map_err(|error| problem(dir, error))?;
+        let mut paths: Vec<PathBuf> = entries
+            .map(|entry| entry.map(|e| e.path()))
+            .collect::<Result<_, _>>()
+            .map_err(|error| problem(dir, error))?;
         paths.sort();
         for path in paths {
             let Some(name) = path.file_name().and_then(|name| name.to_str()) else { continue };

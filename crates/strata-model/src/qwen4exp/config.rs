@@ -197,7 +197,8 @@ impl Config {
         let layers = match blocks.checked_sub(draft_blocks as usize) {
             Some(layers @ 1..=4096) => layers,
             _ => {
-                let problem = format!("{blocks} blocks of which {draft_blocks} are draft blocks: expected 1 to 4096 others");
+                let problem =
+                    format!("{blocks} blocks of which {draft_blocks} are draft blocks: expected 1 to 4096 others");
                 return Err(invalid(Keys::key("block_count"), problem));
             }
         };

@@ -6,8 +6,8 @@ use strata_gguf::{Tensor, TensorType};
 use strata_store::{LayerRecords, PartRange};
 
 use super::config::{Config, MoeConfig};
-use super::weights::Loader;
 use super::hyper;
+use super::weights::Loader;
 use crate::ModelError;
 
 /// What a layer's mixture of experts is made of, besides the records.
@@ -25,8 +25,8 @@ pub(super) fn load(loader: &mut Loader<'_>, config: &Config, layer: usize) -> Re
     let hidden = config.hidden;
     let name = |part: &str| format!("blk.{layer}.{part}");
     let [gate, up, down] = routed(loader, config, layer)?;
-    let [gate_scales, up_scales, down_scales] = ["ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"]
-        .map(|part| loader.scales(&name(part), experts));
+    let [gate_scales, up_scales, down_scales] =
+        ["ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"].map(|part| loader.scales(&name(part), experts));
     let (gate_scales, up_scales, down_scales) = (gate_scales?, up_scales?, down_scales?);
     let moe = Moe {
         read: hyper::load(loader, config, &name("hc_ffn"), true)?,

@@ -100,7 +100,8 @@ mod tests {
     /// The published model's constants, derived as spec 8 says and compared with the figures it lists.
     fn published() -> PleConfig {
         let half = ((1u64 << 63) - 1) / 248_320 / 2;
-        let multiplier = |k: u64| 2 * (splitmix64(1234u64.wrapping_add(k.wrapping_mul(0x9E37_79B9_7F4A_7C15))) % half) + 1;
+        let multiplier =
+            |k: u64| 2 * (splitmix64(1234u64.wrapping_add(k.wrapping_mul(0x9E37_79B9_7F4A_7C15))) % half) + 1;
         let is_prime = |n: u64| (2..).take_while(|d| d * d <= n).all(|d| !n.is_multiple_of(d));
         let head_rows: Vec<u64> = (20_000_000..).filter(|n| is_prime(*n)).take(16).collect();
         let head_offsets = head_rows

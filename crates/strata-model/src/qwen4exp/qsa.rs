@@ -7,7 +7,12 @@ use super::weights::Loader;
 use crate::ModelError;
 
 /// Loads attention over blocks of `block_tokens` tokens; 0 = over all tokens, whether or not the file has an indexer.
-pub(super) fn load(loader: &mut Loader<'_>, config: &Config, layer: usize, block_tokens: usize) -> Result<Qsa, ModelError> {
+pub(super) fn load(
+    loader: &mut Loader<'_>,
+    config: &Config,
+    layer: usize,
+    block_tokens: usize,
+) -> Result<Qsa, ModelError> {
     let &AttentionConfig { heads, kv_heads, head_dim, rotated, theta, .. } = &config.attention;
     let hidden = config.hidden;
     let name = |part: &str| format!("blk.{layer}.{part}");
@@ -31,7 +36,12 @@ pub(super) fn load(loader: &mut Loader<'_>, config: &Config, layer: usize, block
     })
 }
 
-fn load_indexer(loader: &mut Loader<'_>, config: &Config, layer: usize, block_tokens: usize) -> Result<Indexer, ModelError> {
+fn load_indexer(
+    loader: &mut Loader<'_>,
+    config: &Config,
+    layer: usize,
+    block_tokens: usize,
+) -> Result<Indexer, ModelError> {
     let &AttentionConfig { indexer_heads: heads, indexer_dim: dim, indexer_tokens, .. } = &config.attention;
     let name = |part: &str| format!("blk.{layer}.indexer.{part}");
     Ok(Indexer {
