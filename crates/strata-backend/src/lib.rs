@@ -19,7 +19,7 @@ use strata_store::{Area, Slot};
 pub use cpu::CpuBackend;
 pub use error::BackendError;
 pub use layers::{ExpertShape, Gdn, GdnForm, HyperRead, Indexer, Mixer, Ple, Qsa, SharedExpert};
-pub use recording::{Call, RecordingBackend};
+pub use recording::{Call, Recording, RecordingBackend};
 pub use strata_kernels::{Isa, UnavailableIsa, experts::Choice};
 
 macro_rules! handles {

@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use strata_store::{Area, ExpertId, Slot};
 
@@ -30,12 +31,20 @@ pub enum Call {
     FreeState { state: StateId },
 }
 
+/// What a [`RecordingBackend`] was asked.
+#[derive(Debug, Default)]
+pub struct Recording {
+    /// Calls, in order.
+    pub calls: Vec<Call>,
+    /// Tickets handed out whose results nobody has read.
+    pub unread_results: usize,
+}
+
 /// Remembers calls. Routes follow a fixed rule: row `r` of a strip chooses experts `r, r + 1, ...` modulo their number,
 /// with equal weights. Everything else that can be read back is zero.
 #[derive(Default)]
 pub struct RecordingBackend {
-    /// What was asked, in order.
-    pub calls: Vec<Call>,
+    recording: Arc<Mutex<Recording>>,
     matrices: Vec<(usize, usize)>,
     vectors: u32,
     passes: Vec<PassShape>,
@@ -51,8 +60,29 @@ enum Outcome {
 }
 
 impl RecordingBackend {
+    /// What was asked, to be looked at while a model owns the backend.
+    pub fn recording(&self) -> Arc<Mutex<Recording>> {
+        self.recording.clone()
+    }
+
+    fn record(&self) -> MutexGuard<'_, Recording> {
+        self.recording.lock().expect("nobody panics while looking at a recording")
+    }
+
+    fn call(&self, call: Call) {
+        self.record().calls.push(call);
+    }
+
+    #[allow(clippy::needless_pass_by_value)] // a ticket is used up by reading it
+    fn take(&mut self, ticket: Ticket) -> Option<Outcome> {
+        let outcome = self.results.remove(&ticket.0)?;
+        self.record().unread_results -= 1;
+        Some(outcome)
+    }
+
     fn ticket(&mut self, outcome: Outcome) -> Ticket {
         self.next_ticket += 1;
+        self.record().unread_results += 1;
         self.results.insert(self.next_ticket, outcome);
         Ticket(self.next_ticket)
     }
@@ -61,11 +91,6 @@ impl RecordingBackend {
         let PassShape { top_k, experts, .. } = self.passes[pass.0 as usize];
         let ids = rows.flat_map(|row| (0..top_k).map(move |k| ((row + k) % experts) as u32)).collect::<Vec<_>>();
         Outcome::Routes(Routes { weights: vec![1.0 / top_k as f32; ids.len()], ids })
-    }
-
-    /// Tickets handed out whose results nobody has read.
-    pub fn unread_results(&self) -> usize {
-        self.results.len()
     }
 }
 
@@ -100,11 +125,11 @@ impl Backend for RecordingBackend {
     }
 
     fn reset_state(&mut self, state: StateId) {
-        self.calls.push(Call::ResetState { state });
+        self.call(Call::ResetState { state });
     }
 
     fn free_state(&mut self, state: StateId) {
-        self.calls.push(Call::FreeState { state });
+        self.call(Call::FreeState { state });
     }
 
     fn embed(&mut self, _pass: PassId, first_row: usize, table: MatrixId, ids: &[u32]) -> Result<(), BackendError> {
@@ -112,20 +137,20 @@ impl Backend for RecordingBackend {
         if let Some(&id) = ids.iter().find(|id| **id as usize >= rows) {
             return Err(BackendError::NoSuchToken { id, rows });
         }
-        self.calls.push(Call::Embed { first_row, ids: ids.to_vec() });
+        self.call(Call::Embed { first_row, ids: ids.to_vec() });
         Ok(())
     }
 
     fn add_ngrams(&mut self, _pass: PassId, rows: Range<usize>, _layer: &Ple, _state: StateId, table_rows: &[u8]) {
-        self.calls.push(Call::AddNgrams { rows, table_bytes: table_rows.len() });
+        self.call(Call::AddNgrams { rows, table_bytes: table_rows.len() });
     }
 
     fn read_streams(&mut self, _pass: PassId, rows: Range<usize>, _layer: &HyperRead) {
-        self.calls.push(Call::ReadStreams { rows });
+        self.call(Call::ReadStreams { rows });
     }
 
     fn mix(&mut self, _pass: PassId, rows: Range<usize>, mixer: &Mixer, state: StateId) -> Result<(), BackendError> {
-        self.calls.push(match mixer {
+        self.call(match mixer {
             Mixer::Gdn(_) => Call::MixGdn { rows, state },
             Mixer::Qsa(_) => Call::MixQsa { rows, state },
         });
@@ -133,23 +158,23 @@ impl Backend for RecordingBackend {
     }
 
     fn write_streams(&mut self, _pass: PassId, rows: Range<usize>) {
-        self.calls.push(Call::WriteStreams { rows });
+        self.call(Call::WriteStreams { rows });
     }
 
     fn route(&mut self, pass: PassId, rows: Range<usize>, _router: MatrixId) -> Ticket {
-        self.calls.push(Call::Route { rows: rows.clone() });
+        self.call(Call::Route { rows: rows.clone() });
         let routes = self.routes(pass, rows);
         self.ticket(routes)
     }
 
     fn forecast(&mut self, pass: PassId, rows: Range<usize>, router: MatrixId) -> Ticket {
-        self.calls.push(Call::Forecast { rows: rows.clone(), router });
+        self.call(Call::Forecast { rows: rows.clone(), router });
         let routes = self.routes(pass, rows);
         self.ticket(routes)
     }
 
     fn take_routes(&mut self, ticket: Ticket, routes: &mut Routes) -> Result<(), BackendError> {
-        match self.results.remove(&ticket.0) {
+        match self.take(ticket) {
             Some(Outcome::Routes(taken)) => *routes = taken,
             _ => return Err(BackendError::WrongTicket { expected: "route" }),
         }
@@ -166,12 +191,12 @@ impl Backend for RecordingBackend {
     ) -> Ticket {
         let experts = group.iter().map(|entry| slots[entry.slot].id()).collect();
         let choices = group.iter().flat_map(|entry| choices[entry.choices.clone()].iter().copied()).collect();
-        self.calls.push(Call::Experts { experts, choices });
+        self.call(Call::Experts { experts, choices });
         self.ticket(Outcome::Slots(slots))
     }
 
     fn take_slots(&mut self, ticket: Ticket, slots: &mut Vec<Slot>) -> Result<(), BackendError> {
-        match self.results.remove(&ticket.0) {
+        match self.take(ticket) {
             Some(Outcome::Slots(taken)) => slots.extend(taken),
             _ => return Err(BackendError::WrongTicket { expected: "expert group" }),
         }
@@ -179,17 +204,17 @@ impl Backend for RecordingBackend {
     }
 
     fn combine(&mut self, _pass: PassId, rows: Range<usize>, _shared: &SharedExpert) {
-        self.calls.push(Call::Combine { rows });
+        self.call(Call::Combine { rows });
     }
 
     fn head(&mut self, _pass: PassId, rows: Range<usize>, _last_read: &HyperRead, output: MatrixId) -> Ticket {
         let values = rows.len() * self.matrices[output.0 as usize].0;
-        self.calls.push(Call::Head { rows });
+        self.call(Call::Head { rows });
         self.ticket(Outcome::Logits(values))
     }
 
     fn take_logits(&mut self, ticket: Ticket, logits: &mut Vec<f32>) -> Result<(), BackendError> {
-        match self.results.remove(&ticket.0) {
+        match self.take(ticket) {
             Some(Outcome::Logits(values)) => logits.resize(logits.len() + values, 0.0),
             _ => return Err(BackendError::WrongTicket { expected: "logits" }),
         }

@@ -54,10 +54,7 @@ impl Writer<'_, '_, '_> {
         if depth > MAX_DEPTH {
             return Err(refused(format!("the value is nested more than {MAX_DEPTH} levels deep")));
         }
-        // Paid for before it is written: a value that shares its parts can be far longer than it is large. An indent is
-        // part of the price.
-        let spaces = self.indent.unwrap_or(0).saturating_mul(depth);
-        self.state.consume_fuel(1 + (spaces as u64).saturating_add(value.as_str().map_or(0, str::len) as u64) / 64)?;
+        self.pay(value.as_str().map_or(0, str::len))?;
         match value.kind() {
             ValueKind::None => self.out.push_str("null"),
             ValueKind::Bool => self.out.push_str(if value.is_true() { "true" } else { "false" }),
@@ -93,6 +90,10 @@ impl Writer<'_, '_, '_> {
         self.out.push(open);
         let is_empty = items.is_empty();
         for (index, (key, item)) in items.into_iter().enumerate() {
+            let indent_bytes = self.indent.unwrap_or(0).saturating_mul(depth + 1);
+            self.pay(
+                indent_bytes.saturating_add(self.item.len() + self.key.len() + key.as_ref().map_or(0, String::len)),
+            )?;
             if index > 0 {
                 self.out.push_str(&self.item);
             }
@@ -108,6 +109,11 @@ impl Writer<'_, '_, '_> {
         }
         self.out.push(close);
         Ok(())
+    }
+
+    /// Pays for text before it is written: a value that shares its parts can be far longer than it is large.
+    fn pay(&self, len_bytes: usize) -> Result<(), Error> {
+        self.state.consume_fuel(1 + len_bytes as u64 / 64)
     }
 
     fn new_line(&mut self, depth: usize) {

@@ -144,7 +144,9 @@ fn extreme_logits_and_temperatures_are_fine() {
 fn logits_that_are_no_numbers_are_errors() {
     for params in [SamplerParams::default(), params(), SamplerParams { top_k: 2, ..params() }] {
         let error = |logits: &[f32]| Sampler::new(params).unwrap().sample(logits).unwrap_err();
-        assert!(matches!(error(&[1.0, f32::NAN, f32::NAN]), SamplingError::NotFinite { id: 1, value } if value.is_nan()));
+        assert!(
+            matches!(error(&[1.0, f32::NAN, f32::NAN]), SamplingError::NotFinite { id: 1, value } if value.is_nan())
+        );
         assert_eq!(error(&[0.0, 1.0, f32::INFINITY]), SamplingError::NotFinite { id: 2, value: f32::INFINITY });
         assert_eq!(error(&[f32::NEG_INFINITY; 3]), SamplingError::AllMasked { count: 3 });
         assert_eq!(error(&[]), SamplingError::NoLogits);
@@ -184,10 +186,13 @@ fn a_whole_vocabulary_is_truncated_as_a_full_sort_would() {
     let weight = |id: usize| f64::from(logits[id] - logits[order[0]]).exp();
     let total: f64 = order.iter().map(|&id| weight(id)).sum();
     let mut sum = 0.0;
-    let run = 1 + order.iter().position(|&id| {
-        sum += weight(id);
-        sum >= 0.9 * total
-    }).unwrap();
+    let run = 1 + order
+        .iter()
+        .position(|&id| {
+            sum += weight(id);
+            sum >= 0.9 * total
+        })
+        .unwrap();
     assert!(run > 10_000, "the run should need several prefixes: {run}");
     let nucleus: BTreeSet<u32> = order[..run].iter().map(|&id| id as u32).collect();
     let drawn = draws(SamplerParams { top_p: 0.9, temperature: 1e6, ..params() }, &logits, 300);

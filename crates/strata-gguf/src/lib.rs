@@ -1,6 +1,3 @@
-// NOTE, remove when settled: TWO developers were writing in this crate by accident. Settled: the one whose names are
-// `Problem`, `set_path`, `parse`, `Optional` OWNS it from here. The one whose names are FormatError, SetName,
-// OptionalKey, DataWriter STOPS AT ONCE (do not write any file in this crate again) and reports.
 //! GGUF v3 model files, little endian.
 //!
 //! Owns: the container format — header, metadata, tensor table, files of one model — for reading and for writing.

@@ -16,17 +16,17 @@ use tempfile::tempdir;
 const HUGE: u64 = 1 << 60;
 
 struct Case {
-    name: &'static str,
+    name: String,
     bytes: Vec<u8>,
-    expected: &'static str,
+    expected: String,
 }
 
-fn case(name: &'static str, file: &Handmade, expected: &'static str) -> Case {
-    Case { name, bytes: file.bytes(), expected }
+fn case(name: &str, file: &Handmade, expected: &str) -> Case {
+    raw(name, &file.bytes(), expected)
 }
 
-fn raw(name: &'static str, bytes: &[u8], expected: &'static str) -> Case {
-    Case { name, bytes: bytes.to_vec(), expected }
+fn raw(name: &str, bytes: &[u8], expected: &str) -> Case {
+    Case { name: name.into(), bytes: bytes.to_vec(), expected: expected.into() }
 }
 
 fn with_start(start: &[u8]) -> Handmade {
@@ -121,7 +121,11 @@ fn counts_and_lengths() -> Vec<Case> {
         case("pairs-one-too-many", &pairs(1), "says 1 metadata pairs, at least 13 bytes each, but only 8 bytes follow"),
         case("tensors-huge", &tensors(HUGE), "says 1152921504606846976 tensors, at least 32 bytes each, but only"),
         case("tensors-max", &tensors(u64::MAX), "says 18446744073709551615 tensors"),
-        case("key-huge", &Handmade { pair_count: 1, ..handmade().data(huge("k")) }, "metadata key number 0 needs"),
+        raw(
+            "key-huge",
+            &[pairs(1).header_bytes(), huge("keykeykey")].concat(),
+            "metadata key number 0 needs 1152921504606846976 bytes at offset 32",
+        ),
         case(
             "string-huge",
             &handmade().pair("k", 8, huge("v")),
@@ -132,10 +136,10 @@ fn counts_and_lengths() -> Vec<Case> {
             &handmade().pair("k", 9, array(8, 1, &huge("v"))),
             "metadata key `k` needs 1152921504606846976 bytes at offset 57",
         ),
-        case(
+        raw(
             "tensor-name-huge",
-            &Handmade { tensor_count: 1, ..handmade().data([huge("t"), vec![0; 32]].concat()) },
-            "tensor number 0 needs",
+            &[Handmade { tensor_count: 1, ..handmade() }.header_bytes(), huge(&"t".repeat(32))].concat(),
+            "tensor number 0 needs 1152921504606846976 bytes at offset 32",
         ),
         case(
             "string-one-too-long",
@@ -143,15 +147,17 @@ fn counts_and_lengths() -> Vec<Case> {
             "metadata key `k` needs 20 bytes at offset 45, but the file has only 19 more",
         ),
     ];
-    // One huge array of each type of item; lengths in bytes beyond 2^64 are said to be 2^64-1.
-    let names = ["u8", "i8", "u16", "i16", "u32", "i32", "f32", "bool", "string", "array", "u64", "i64", "f64"];
-    for (id, name) in (0u32..).zip(names).filter(|&(id, _)| id != 9) {
-        let file = handmade().pair("k", 9, array(id, HUGE, &[]));
-        let name: &'static str = format!("array-huge-{name}").leak();
-        cases.push(case(name, &file, "metadata key `k` needs 1"));
-        let file = handmade().pair("k", 9, array(id, u64::MAX, &[]));
-        let name: &'static str = name.replace("huge", "max").leak();
-        cases.push(case(name, &file, "metadata key `k` needs 18446744073709551615 bytes at offset 49"));
+    // Arrays of each type; a length in bytes beyond 2^64 is said to be 2^64-1.
+    let sizes = [1u64, 1, 2, 2, 4, 4, 4, 1, 8, 0, 8, 8, 8];
+    for (id, size) in (0..).zip(sizes).filter(|&(id, _)| id != 9) {
+        for count in [HUGE, u64::MAX] {
+            let wanted_bytes = count.saturating_mul(size);
+            cases.push(Case {
+                name: format!("array-of-type-{id}-{}", if count == HUGE { "huge" } else { "max" }),
+                bytes: handmade().pair("k", 9, array(id, count, &[])).bytes(),
+                expected: format!("metadata key `k` needs {wanted_bytes} bytes at offset 49, but the file has only 15"),
+            });
+        }
     }
     cases
 }
@@ -171,7 +177,7 @@ fn shapes() -> Vec<Case> {
         case("dims-bytes", &tensor(&[1 << 62], 0), "tensor `t` of [4611686018427387904] F32 weights is larger"),
         case("dims-max", &tensor(&[u64::MAX; 4], 0), "larger than any file"),
         case("block", &tensor(&[48], 8), "tensor `t`: a row of 48 weights is not a whole number of Q8_0 blocks of 32"),
-        // 256 weights in all, but no row is a block.
+        // As many weights as a block in all, but none in a row.
         case("block-of-rows", &tensor(&[128, 2], 17), "a row of 128 weights is not a whole number of IQ2_XS blocks"),
         case("type", &tensor(&[32], 31), "tensor `t` has type id 31"),
         case("type-retired", &tensor(&[32], 4), "tensor `t` has type id 4 (at offset 45)"),
@@ -195,14 +201,19 @@ fn places() -> Vec<Case> {
         case(
             "overlap",
             &two(32),
-            "tensor `a` (F32) takes 64 bytes at offset 96 and overlaps tensor `b` (F32) at offset 128",
+            "tensor `a` (F32) takes 64 bytes at offset 128 and overlaps tensor `b` (F32) at offset 160",
         ),
         case("overlap-same", &two(0), "overlaps tensor"),
-        // Blocks of 128 weights in 34 bytes: 256 weights take 68 bytes, and the next tensor follows at 96.
+        // Blocks of 128 weights in 34 bytes: 2048 weights take 544 bytes, not the 576 of this type 42.
         case(
-            "other-type-42",
-            &handmade().tensor("a", &[256, 2], 42, 0).tensor("b", &[256], 42, 160).data([0; 256]),
-            "",
+            "other-type-42-overlap",
+            &handmade().tensor("a", &[2048], 42, 0).tensor("b", &[256], 42, 544).data([0; 1024]),
+            "overlaps tensor `b` (Q2_0) at offset 640; note that some unrelated files use type id 42 for blocks of 128 weights in 34 bytes",
+        ),
+        case(
+            "other-type-42-last",
+            &handmade().tensor("a", &[2048], 42, 0).data([0; 544]),
+            "takes 576 bytes at offset 64, but the file has 608 bytes: it is cut off or damaged; download it again; note that some unrelated files use type id 42 for blocks of 128 weights in 34 bytes",
         ),
     ]
 }

@@ -143,7 +143,7 @@ fn select<'a>(
     scores: &mut Vec<f32>,
     order: &mut Vec<u32>,
 ) -> Selection {
-    let everything = Selection { blocks: None, ranges: vec![0..visible] };
+    let everything = Selection { blocks: None, ranges: std::iter::once(0..visible).collect() };
     let Some(indexer) = indexer else { return everything };
     let blocks = visible / indexer.block_tokens;
     if blocks <= indexer.budget_blocks {

@@ -23,8 +23,8 @@ pub fn dump(engine: &mut Engine, ids: &[u32], pieces: &[usize], dir: &Path, stop
     if ids.is_empty() {
         return Err(EngineError::EmptyPrompt);
     }
-    std::fs::create_dir_all(dir).map_err(|error| problem(dir, error))?;
-    if std::fs::read_dir(dir).map_err(|error| problem(dir, error))?.next().is_some() {
+    std::fs::create_dir_all(dir).map_err(|error| problem(dir, &error))?;
+    if std::fs::read_dir(dir).map_err(|error| problem(dir, &error))?.next().is_some() {
         return Err(problem(dir, "the directory is not empty; a dump needs one of its own"));
     }
     tensors::write(&dir.join("ids.safetensors"), &[("ids", Tensor::u32(&[ids.len()], ids))])?;

@@ -50,7 +50,7 @@ pub fn divergence(engine: &mut Engine, path: &Path, stop: &Stop) -> Result<Diver
             ids.len(),
             ids.len()
         );
-        return Err(problem(path, text));
+        return Err(problem(path, &text));
     }
     if ids.len() < 2 {
         return Err(EngineError::TextTooShort { got_tokens: ids.len(), needed_tokens: 2 });

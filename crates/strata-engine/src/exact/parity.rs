@@ -75,16 +75,16 @@ const ORDER: [&str; 12] = [
 pub fn parity(a: &Path, b: &Path) -> Result<Parity, EngineError> {
     let (dump_a, dump_b) = (Dump::open(a)?, Dump::open(b)?);
     if dump_a.ids()? != dump_b.ids()? {
-        return Err(problem(b, format!("a dump of another text than {}", a.display())));
+        return Err(problem(b, &format!("a dump of another text than {}", a.display())));
     }
     if !dump_a.parts.keys().eq(dump_b.parts.keys()) {
-        return Err(problem(b, format!("a dump of a model with other layers than {}", a.display())));
+        return Err(problem(b, &format!("a dump of a model with other layers than {}", a.display())));
     }
     let mut parity = Parity::default();
     for name in dump_a.parts.keys() {
         let (layer_a, layer_b) = (dump_a.layer(name)?, dump_b.layer(name)?);
         if !layer_a.iter().map(|(k, v)| (k, v.width)).eq(layer_b.iter().map(|(k, v)| (k, v.width))) {
-            return Err(problem(b, format!("{name} has tensors of other shapes than in {}", a.display())));
+            return Err(problem(b, &format!("{name} has tensors of other shapes than in {}", a.display())));
         }
         let mut result =
             LayerParity { name: name.clone(), values: 0, different_values: 0, largest: 0.0, route_mismatches: 0 };
@@ -152,11 +152,11 @@ struct Dump {
 impl Dump {
     fn open(dir: &Path) -> Result<Self, EngineError> {
         let mut parts: BTreeMap<String, Vec<PathBuf>> = BTreeMap::new();
-        let entries = std::fs::read_dir(dir).map_err(|error| problem(dir, error))?;
+        let entries = std::fs::read_dir(dir).map_err(|error| problem(dir, &error))?;
         let mut paths: Vec<PathBuf> = entries
             .map(|entry| entry.map(|e| e.path()))
             .collect::<Result<_, _>>()
-            .map_err(|error| problem(dir, error))?;
+            .map_err(|error| problem(dir, &error))?;
         paths.sort();
         for path in paths {
             let Some(name) = path.file_name().and_then(|name| name.to_str()) else { continue };

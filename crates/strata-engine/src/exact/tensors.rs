@@ -8,7 +8,7 @@ use safetensors::{Dtype, SafeTensors};
 
 use crate::EngineError;
 
-pub(super) fn problem(path: &Path, problem: impl ToString) -> EngineError {
+pub(super) fn problem(path: &Path, problem: &(impl ToString + ?Sized)) -> EngineError {
     EngineError::Record { path: path.to_owned(), problem: problem.to_string() }
 }
 
@@ -36,9 +36,11 @@ pub(super) fn write(path: &Path, tensors: &[(&str, Tensor)]) -> Result<(), Engin
         .iter()
         .map(|(name, t)| Ok((*name, TensorView::new(t.dtype, t.shape.clone(), &t.bytes)?)))
         .collect::<Result<Vec<_>, safetensors::SafeTensorError>>()
-        .map_err(|error| problem(path, error))?;
-    safetensors::serialize_to_file(views, None, path).map_err(|error| problem(path, error))
+        .map_err(|error| problem(path, &error))?;
+    safetensors::serialize_to_file(views, None, path).map_err(|error| problem(path, &error))
 }
+
+pub(super) type ShapeAndBytes<'a> = (Vec<usize>, &'a [u8]);
 
 /// The bytes of a safetensors file, checked when a tensor is asked for.
 pub(super) struct File {
@@ -48,7 +50,7 @@ pub(super) struct File {
 
 impl File {
     pub(super) fn read(path: &Path) -> Result<Self, EngineError> {
-        let bytes = std::fs::read(path).map_err(|error| problem(path, error))?;
+        let bytes = std::fs::read(path).map_err(|error| problem(path, &error))?;
         let file = Self { path: path.to_owned(), bytes };
         file.parse()?;
         Ok(file)
@@ -56,12 +58,12 @@ impl File {
 
     fn parse(&self) -> Result<SafeTensors<'_>, EngineError> {
         SafeTensors::deserialize(&self.bytes)
-            .map_err(|error| problem(&self.path, format!("not a safetensors file: {error}")))
+            .map_err(|error| problem(&self.path, &format!("not a safetensors file: {error}")))
     }
 
     /// Shape and bytes of every tensor, by name.
-    pub(super) fn tensors(&self) -> Result<BTreeMap<String, (Vec<usize>, &[u8])>, EngineError> {
-        let parsed = SafeTensors::deserialize(&self.bytes).map_err(|error| problem(&self.path, error))?;
+    pub(super) fn tensors(&self) -> Result<BTreeMap<String, ShapeAndBytes<'_>>, EngineError> {
+        let parsed = SafeTensors::deserialize(&self.bytes).map_err(|error| problem(&self.path, &error))?;
         Ok(parsed.iter().map(|(name, view)| (name.to_owned(), (view.shape().to_vec(), view.data()))).collect())
     }
 
@@ -78,11 +80,11 @@ impl File {
     }
 
     fn words(&self, name: &str, dtype: Dtype) -> Result<(Vec<usize>, impl Iterator<Item = [u8; 4]>), EngineError> {
-        let parsed = SafeTensors::deserialize(&self.bytes).map_err(|error| problem(&self.path, error))?;
-        let tensor = parsed.tensor(name).map_err(|error| problem(&self.path, format!("tensor `{name}`: {error}")))?;
+        let parsed = SafeTensors::deserialize(&self.bytes).map_err(|error| problem(&self.path, &error))?;
+        let tensor = parsed.tensor(name).map_err(|error| problem(&self.path, &format!("tensor `{name}`: {error}")))?;
         if tensor.dtype() != dtype {
             let text = format!("tensor `{name}`: expected {dtype:?}, got {:?}", tensor.dtype());
-            return Err(problem(&self.path, text));
+            return Err(problem(&self.path, &text));
         }
         let words = tensor.data().chunks_exact(4).map(|b| [b[0], b[1], b[2], b[3]]);
         Ok((tensor.shape().to_vec(), words))

@@ -10,8 +10,8 @@ pub struct Handmade {
     pub start: Vec<u8>,
     pub tensor_count: u64,
     pub pair_count: u64,
-    pairs: Vec<u8>,
-    tensors: Vec<u8>,
+    pub pairs: Vec<u8>,
+    pub tensors: Vec<u8>,
     pub alignment: usize,
     pub data: Vec<u8>,
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use safetensors::SafeTensors;
 use strata_backend::{CpuBackend, Field, Isa};
-use strata_gguf::Gguf;
+use strata_gguf::{Gguf, GgufWriter, Metadata, NewTensor, Value};
 use strata_model::qwen4exp::{LayerView, Model, Moment, Observer, Options, Rows, Sequence, Unobserved};
 
 pub fn data(path: &str) -> PathBuf {
@@ -122,4 +122,34 @@ impl Observer for Log {
             }
         }
     }
+}
+
+/// Writes a copy of a model file with changes: to its metadata (a new value, or none to leave the key out) and to its
+/// tensors (a new name and shape for each, or none to leave it out).
+pub fn rewrite(
+    source: &Path,
+    target: &Path,
+    metadata: impl Fn(&str, &Value) -> Option<Value>,
+    tensors: impl Fn(&NewTensor) -> Option<NewTensor>,
+) {
+    let source = Gguf::open(source).unwrap();
+    let mut new_metadata = Metadata::new();
+    for (key, value) in source.metadata().iter() {
+        if let Some(value) = metadata(key, value) {
+            new_metadata.insert(key, value).unwrap();
+        }
+    }
+    let kept: Vec<_> = source
+        .tensors()
+        .filter_map(|t| {
+            let old = NewTensor { name: t.name.clone(), dims: t.dims.clone(), ty: t.ty };
+            Some((t, tensors(&old)?))
+        })
+        .collect();
+    let new: Vec<_> = kept.iter().map(|(_, new)| new.clone()).collect();
+    let mut writer = GgufWriter::create(target, &new_metadata, &new).unwrap();
+    for (old, _) in kept {
+        writer.write(&source.read(old).unwrap()).unwrap();
+    }
+    writer.finish().unwrap();
 }

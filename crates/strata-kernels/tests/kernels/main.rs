@@ -1,0 +1,10 @@
+//! Every public kernel against plain double-precision references, on random inputs, odd sizes and poisoned outputs; and
+//! the promise of one arithmetic for every number of rows and threads, byte for byte.
+
+mod attention;
+mod cpu;
+mod experts;
+mod gdn;
+mod matmul;
+mod reference;
+mod rows;

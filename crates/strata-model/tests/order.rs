@@ -1,0 +1,227 @@
+//! The order of operations of a pass, seen by a backend that only records, and what a pass does when its store fails,
+//! forecasts, or hands experts out one by one.
+
+mod common;
+
+use std::sync::{Arc, Mutex};
+
+use common::{Recorded, data, logits, max_difference};
+use strata_backend::{Backend, Call, CpuBackend, Isa, RecordingBackend};
+use strata_gguf::Gguf;
+use strata_model::ModelError;
+use strata_model::qwen4exp::{Model, Options, Rows, Unobserved};
+use strata_store::{Demand, ExpertStore, FileReader, Records, ResidentStore, Slot, StoreError};
+
+fn oracle(name: &str) -> Gguf {
+    Gguf::open(&data(&format!("oracle/{name}/model-f16.gguf"))).unwrap()
+}
+
+/// What a [`Watched`] store saw and what it should do.
+#[derive(Default)]
+struct Script {
+    log: Vec<String>,
+    forecasts: Vec<(u32, Vec<Demand>)>,
+    demands: Vec<(u32, Vec<Demand>)>,
+    wants_forecast: bool,
+    /// Hand experts out last first, one by one.
+    reversed: bool,
+    /// Fail when this layer's experts are asked for.
+    fails_at: Option<u32>,
+    slots_out: i64,
+}
+
+/// A resident store that follows a script.
+struct Watched {
+    inner: ResidentStore,
+    script: Arc<Mutex<Script>>,
+    waiting: Vec<Slot>,
+}
+
+impl Watched {
+    fn new(gguf: &Gguf, records: &Records, script: &Arc<Mutex<Script>>) -> Box<dyn ExpertStore> {
+        let reader = FileReader::new(gguf.reopen_files().unwrap());
+        let areas = RecordingBackend::default().allocate_areas(&ResidentStore::area_bytes(records)).unwrap();
+        let inner = ResidentStore::load(records, &reader, areas).unwrap();
+        Box::new(Self { inner, script: script.clone(), waiting: Vec::new() })
+    }
+}
+
+impl ExpertStore for Watched {
+    fn demand(&mut self, layer: u32, experts: &[Demand]) -> Result<(), StoreError> {
+        let mut script = self.script.lock().unwrap();
+        script.log.push(format!("demand {layer}"));
+        script.demands.push((layer, experts.to_vec()));
+        self.inner.demand(layer, experts)
+    }
+
+    fn forecast(&mut self, layer: u32, experts: &[Demand]) {
+        let mut script = self.script.lock().unwrap();
+        script.log.push(format!("forecast {layer}"));
+        script.forecasts.push((layer, experts.to_vec()));
+    }
+
+    fn wants_forecast(&self) -> bool {
+        self.script.lock().unwrap().wants_forecast
+    }
+
+    fn close(&mut self, layer: u32) {
+        self.script.lock().unwrap().log.push(format!("close {layer}"));
+        self.inner.close(layer);
+    }
+
+    fn ready(&mut self, layer: u32, slots: &mut Vec<Slot>) -> Result<(), StoreError> {
+        let mut script = self.script.lock().unwrap();
+        if script.fails_at == Some(layer) {
+            return Err(StoreError::EndOfFile {
+                file: "model.gguf".into(),
+                offset: 77,
+                wanted_bytes: 10,
+                got_bytes: 3,
+            });
+        }
+        if script.reversed {
+            self.inner.ready(layer, &mut self.waiting)?;
+            slots.extend(self.waiting.pop());
+        } else {
+            self.inner.ready(layer, slots)?;
+        }
+        script.slots_out += slots.len() as i64;
+        Ok(())
+    }
+
+    fn release(&mut self, slot: Slot) {
+        self.script.lock().unwrap().slots_out -= 1;
+        self.inner.release(slot);
+    }
+}
+
+fn watched(name: &str, backend: Box<dyn Backend>, options: Options, script: Script) -> (Model, Arc<Mutex<Script>>) {
+    let (gguf, script) = (oracle(name), Arc::new(Mutex::new(script)));
+    let model = Model::load_with_store(&gguf, backend, options, |records| Watched::new(&gguf, records, &script));
+    (model.unwrap(), script)
+}
+
+fn cpu() -> Box<dyn Backend> {
+    Box::new(CpuBackend::new(Isa::best(), 2).unwrap())
+}
+
+#[test]
+fn a_pass_goes_through_a_layer_strip_by_strip_before_the_next_layer() {
+    let backend = RecordingBackend::default();
+    let recording = backend.recording();
+    let options = Options { strip_rows: 3, pass_tokens: 7, ..Options::default() };
+    let (mut model, script) = watched("moe8ple", Box::new(backend), options, Script::default());
+    let mut sequence = model.new_sequence().unwrap();
+    let (ids, mut logits) = ([5u32; 7], Vec::new());
+    model.forward(&mut sequence, &ids, Rows::Last, &mut logits, &mut Unobserved).unwrap();
+    assert_eq!(logits, vec![0.0; model.vocabulary()]);
+
+    let recorded = recording.lock().unwrap();
+    assert_eq!(recorded.unread_results, 0, "tickets were left behind");
+    let mut calls = recorded.calls.iter();
+    assert_eq!(calls.next(), Some(&Call::Embed { first_row: 0, ids: ids.to_vec() }));
+    for layer in 0..8 {
+        for rows in [0..3, 3..6, 6..7] {
+            if layer == 1 {
+                // Sixteen hash rows a token would be the real model's; this one has 2 x 4 of 16 halves of a byte each.
+                let Some(Call::AddNgrams { rows: got, table_bytes }) = calls.next() else { panic!("n-grams first") };
+                assert_eq!((got, *table_bytes), (&rows, rows.len() * 8 * 8 * 2));
+            }
+            assert_eq!(calls.next(), Some(&Call::ReadStreams { rows: rows.clone() }));
+            match calls.next().unwrap() {
+                Call::MixGdn { rows: got, .. } if layer % 4 != 3 => assert_eq!(*got, rows),
+                Call::MixQsa { rows: got, .. } if layer % 4 == 3 => assert_eq!(*got, rows),
+                other => panic!("layer {layer}: {other:?}"),
+            }
+            assert_eq!(calls.next(), Some(&Call::WriteStreams { rows: rows.clone() }));
+            assert_eq!(calls.next(), Some(&Call::ReadStreams { rows: rows.clone() }));
+            assert_eq!(calls.next(), Some(&Call::Route { rows }));
+        }
+        // The recording backend sends row r to experts r, r + 1, r + 2, r + 3: 7 rows use experts 0 to 9, each once.
+        let Some(Call::Experts { experts, choices }) = calls.next() else { panic!("experts of layer {layer}") };
+        let mut indexes: Vec<_> = experts.iter().map(|id| id.index).collect();
+        indexes.sort_unstable();
+        assert_eq!(indexes, (0..10).collect::<Vec<_>>());
+        assert!(experts.iter().all(|id| id.layer == layer));
+        let mut uses: Vec<_> = choices.iter().map(|choice| (choice.row, choice.k)).collect();
+        uses.sort_unstable();
+        assert_eq!(uses, (0..7).flat_map(|row| (0..4).map(move |k| (row, k))).collect::<Vec<_>>());
+        for rows in [0..3, 3..6, 6..7] {
+            assert_eq!(calls.next(), Some(&Call::Combine { rows: rows.clone() }));
+            assert_eq!(calls.next(), Some(&Call::WriteStreams { rows }));
+        }
+    }
+    assert_eq!(calls.next(), Some(&Call::Head { rows: 6..7 }));
+    assert_eq!(calls.next(), None);
+
+    let script = script.lock().unwrap();
+    let per_layer =
+        |l: u32| [format!("demand {l}"), format!("demand {l}"), format!("demand {l}"), format!("close {l}")];
+    assert_eq!(script.log, (0..8).flat_map(per_layer).collect::<Vec<_>>());
+    assert_eq!(script.slots_out, 0, "slots were kept");
+}
+
+#[test]
+fn the_order_in_which_experts_arrive_does_not_show() {
+    let ids: Vec<u32> = (0..60).map(|i| i * 7 % 500).collect();
+    let run = |reversed, wants_forecast| {
+        let script = Script { reversed, wants_forecast, ..Script::default() };
+        let (mut model, script) = watched("moe8ple", cpu(), Options { strip_rows: 16, ..Options::default() }, script);
+        let mut sequence = model.new_sequence().unwrap();
+        let logits = logits(&mut model, &mut sequence, &ids, &[50, 1]);
+        assert_eq!(script.lock().unwrap().slots_out, 0, "slots were kept");
+        logits.iter().map(|v| v.to_bits()).collect::<Vec<_>>()
+    };
+    let plain = run(false, false);
+    assert!(run(true, false) == plain, "reversed arrival changed bits");
+    assert!(run(true, true) == plain, "forecasts changed bits");
+}
+
+#[test]
+fn forecasts_are_the_next_router_on_the_same_input() {
+    let script = Script { wants_forecast: true, ..Script::default() };
+    let (mut model, script) = watched("moe8ple", cpu(), Options { strip_rows: 10, ..Options::default() }, script);
+    let recorded = Recorded::open(&data("oracle/moe8ple/reference.safetensors"));
+    let ids = recorded.u32("prefill.input_ids");
+    let mut sequence = model.new_sequence().unwrap();
+    let got = logits(&mut model, &mut sequence, &ids, &[ids.len()]);
+    assert!(max_difference(&got, &recorded.f32("prefill.logits")) <= 5e-5);
+    let script = script.lock().unwrap();
+    let strips = ids.len().div_ceil(10);
+    // One forecast a strip for every layer but the first; as many tokens as the demand of the same strip.
+    assert_eq!(script.forecasts.len(), 7 * strips);
+    let tokens = |demands: &[Demand]| demands.iter().map(|d| d.tokens).sum::<u32>();
+    let mut hits = 0;
+    for (i, (layer, forecast)) in script.forecasts.iter().enumerate() {
+        assert_eq!(*layer as usize, i / strips + 1);
+        let (of_layer, demand) = &script.demands[i + strips];
+        assert_eq!((of_layer, tokens(forecast)), (layer, tokens(demand)));
+        assert!(forecast.windows(2).all(|pair| pair[0].tokens >= pair[1].tokens), "most tokens first");
+        hits += forecast.iter().filter(|f| demand.iter().any(|d| d.expert == f.expert)).count();
+    }
+    assert!(hits > 0);
+}
+
+#[test]
+fn an_expert_that_cannot_be_read_ends_the_request_and_nothing_else() {
+    let (mut model, script) = watched("moe8ple", cpu(), Options::default(), Script::default());
+    let recorded = Recorded::open(&data("oracle/moe8ple/reference.safetensors"));
+    let ids = recorded.u32("prefill.input_ids");
+    let mut sequence = model.new_sequence().unwrap();
+    script.lock().unwrap().fails_at = Some(5);
+    let mut out = Vec::new();
+    let error = model.forward(&mut sequence, &ids, Rows::All, &mut out, &mut Unobserved).unwrap_err();
+    let text = error.to_string();
+    for part in ["model.gguf", "offset 77", "3 of the 10 bytes"] {
+        assert!(text.contains(part), "{text}");
+    }
+    assert!(out.is_empty());
+
+    // The torn sequence says so; reset, it gives the right answer.
+    script.lock().unwrap().fails_at = None;
+    let error = model.forward(&mut sequence, &ids, Rows::All, &mut out, &mut Unobserved).unwrap_err();
+    assert!(matches!(error, ModelError::Interrupted));
+    model.reset(&mut sequence);
+    let got = logits(&mut model, &mut sequence, &ids, &[ids.len()]);
+    assert!(max_difference(&got, &recorded.f32("prefill.logits")) <= 5e-5);
+}
