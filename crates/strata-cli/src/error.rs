@@ -43,7 +43,13 @@ impl CliError {
 
 impl From<EngineError> for CliError {
     fn from(error: EngineError) -> Self {
-        if error.is_cancelled() { Self::Interrupted } else { Self::Failed(error.to_string()) }
+        match error {
+            error if error.is_cancelled() => Self::Interrupted,
+            error if error.is_context_full() => {
+                Self::Failed(format!("{error}: use less text or a larger --context (or --window, for `eval ppl`)"))
+            }
+            error => Self::Failed(error.to_string()),
+        }
     }
 }
 

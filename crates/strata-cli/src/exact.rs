@@ -10,15 +10,17 @@ use strata_engine::{EngineOptions, GdnForm, Isa, exact};
 use crate::error::CliError;
 use crate::flags::{DumpFlags, KldFlags, LogitsFlags, OptionalTextFlags, ParityFlags, PplFlags};
 use crate::interrupt::stoppable;
-use crate::{input, interrupt, setup};
+use crate::{input, interrupt, note, setup};
 
 pub(crate) fn logits(flags: &LogitsFlags) -> Result<(), CliError> {
     interrupt::install()?;
+    check_output(&flags.output)?;
     let path = setup::model_path(flags.model.model.as_deref())?;
     let mut engine = setup::open(&path, &setup::engine_options(&flags.engine))?;
     let ids = OptionalTextFlags::from(flags.text.clone()).read(&engine, flags.pieces.limit)?;
     stoppable(|stop| exact::logits(&mut engine, &ids, &flags.pieces.pieces, &flags.output, stop))?;
-    eprintln!("{}: logits [{}, {}]", flags.output.display(), ids.len(), engine.model().vocabulary());
+    let shape = format!("[{}, {}]", ids.len(), engine.model().vocabulary());
+    note::line(format_args!("{}: logits {shape}", flags.output.display()));
     Ok(())
 }
 
@@ -28,7 +30,8 @@ pub(crate) fn dump(flags: &DumpFlags) -> Result<(), CliError> {
     let mut engine = setup::open(&path, &EngineOptions { keep_details: true, ..setup::engine_options(&flags.engine) })?;
     let ids = OptionalTextFlags::from(flags.text.clone()).read(&engine, flags.pieces.limit)?;
     stoppable(|stop| exact::dump(&mut engine, &ids, &flags.pieces.pieces, &flags.output, stop))?;
-    eprintln!("{}: {} positions, {} layers", flags.output.display(), ids.len(), engine.model().config().layers);
+    let (positions, layers) = (ids.len(), engine.model().config().layers);
+    note::line(format_args!("{}: {positions} positions, {layers} layers", flags.output.display()));
     Ok(())
 }
 
@@ -41,6 +44,22 @@ pub(crate) fn parity(flags: &ParityFlags) -> Result<(), CliError> {
     let parity = exact::parity(&a, &b)?;
     if flags.json { print_parity_json(&parity) } else { print_parity(&parity, flags) }?;
     if parity.is_equal() { Ok(()) } else { Err(CliError::Differs) }
+}
+
+/// Whether a file can be written there, as far as can be seen: told before the run, not after it.
+fn check_output(path: &Path) -> Result<(), CliError> {
+    let dir = match path.parent() {
+        Some(dir) if dir != Path::new("") => dir,
+        _ => Path::new("."),
+    };
+    let problem = if path.is_dir() {
+        format!("{}: this is a directory; name a file to write", path.display())
+    } else if !dir.is_dir() {
+        format!("{}: there is no directory `{}` to write it in; make it first", path.display(), dir.display())
+    } else {
+        return Ok(());
+    };
+    Err(CliError::Failed(problem))
 }
 
 /// The dump of one side: the directory that was named, or a new one made by the settings that were named.
@@ -75,7 +94,7 @@ fn settings(text: &str) -> Result<(EngineOptions, Vec<usize>), CliError> {
         let number = |text: &str| text.parse::<usize>().map_err(|_| bad());
         let positive = |text: &str| number(text).and_then(|n| if n > 0 { Ok(n) } else { Err(bad()) });
         match key {
-            "threads" => options.threads = number(value)?,
+            "threads" => options.threads = crate::flags::thread_count(value).map_err(|_| bad())?,
             "context" => options.context_tokens = Some(positive(value)?),
             "pass" => options.pass_tokens = positive(value)?,
             "strip" => options.strip_rows = positive(value)?,
@@ -152,9 +171,10 @@ pub(crate) fn kld(flags: &KldFlags) -> Result<(), CliError> {
     let mut engine = setup::open(&path, &setup::engine_options(&flags.engine))?;
     let mut out = std::io::stdout().lock();
     if let Some(save) = &flags.what.save {
+        check_output(save)?;
         let ids = flags.text.read(&engine, flags.limit)?;
         stoppable(|stop| exact::save_logits(&mut engine, &ids, save, stop))?;
-        eprintln!("{}: {} positions", save.display(), ids.len());
+        note::line(format_args!("{}: {} positions", save.display(), ids.len()));
         return Ok(());
     }
     let Some(against) = &flags.what.against else { unreachable!("one of --save and --against is required") };
@@ -189,12 +209,12 @@ pub(crate) fn perplexity(flags: &PplFlags) -> Result<(), CliError> {
     let result = stoppable(|stop| {
         exact::perplexity(&mut engine, &ids, window, stop, |so_far, windows| {
             if is_terminal {
-                eprint!("\rwindow {} of {windows}: {:.4}", so_far.windows, so_far.second_half);
+                note::part(format_args!("\rwindow {} of {windows}: {:.4}", so_far.windows, so_far.second_half));
             }
         })
     });
     if is_terminal {
-        eprintln!();
+        note::line("");
     }
     let p = result?;
     let mut out = std::io::stdout().lock();
@@ -222,7 +242,18 @@ mod tests {
         assert_eq!((options.threads, options.isa, options.pass_tokens), (1, Some(Isa::Portable), 16));
         assert_eq!((options.gdn_form, pieces), (GdnForm::Chunked, vec![7, 1, 20]));
         assert!(settings("default").is_ok());
-        for bad in ["threads", "threads=x", "pass=0", "color=red", "isa=sse", "gdn=", "pieces=1:0", "pieces=", ""] {
+        for bad in [
+            "threads",
+            "threads=x",
+            "pass=0",
+            "color=red",
+            "isa=sse",
+            "gdn=",
+            "pieces=1:0",
+            "pieces=",
+            "threads=1000000",
+            "",
+        ] {
             assert!(matches!(settings(bad), Err(CliError::Usage(_))), "{bad}");
         }
     }

@@ -56,7 +56,7 @@ pub(crate) struct ModelFlags {
 #[command(next_help_heading = "Running")]
 pub(crate) struct EngineFlags {
     /// Threads; 0 = as many as the machine has.
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = thread_count)]
     pub(crate) threads: usize,
     /// Instruction set of the kernels.
     #[arg(long, value_enum, default_value_t = IsaFlag::Auto)]
@@ -187,7 +187,7 @@ pub(crate) struct TokenizeFlags {
 #[group(required = true, multiple = false)]
 pub(crate) struct TextFlags {
     /// Token ids, separated by commas.
-    #[arg(long, value_name = "IDS", value_delimiter = ',')]
+    #[arg(long, value_name = "IDS", value_delimiter = ',', value_parser = token_id)]
     pub(crate) ids: Option<Vec<u32>>,
     /// File with token ids, separated by commas or white space.
     #[arg(long, value_name = "FILE")]
@@ -262,7 +262,7 @@ pub(crate) struct ParityFlags {
 #[group(required = false, multiple = false)]
 pub(crate) struct OptionalTextFlags {
     /// Token ids, separated by commas.
-    #[arg(long, value_name = "IDS", value_delimiter = ',')]
+    #[arg(long, value_name = "IDS", value_delimiter = ',', value_parser = token_id)]
     pub(crate) ids: Option<Vec<u32>>,
     /// File with token ids, separated by commas or white space.
     #[arg(long, value_name = "FILE")]
@@ -325,6 +325,21 @@ pub(crate) struct PplFlags {
     pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) engine: EngineFlags,
+}
+
+/// The most threads: more than any machine has, few enough to start.
+const MAX_THREADS: usize = 1024;
+
+/// Reads a number of threads.
+pub(crate) fn thread_count(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(n @ 0..=MAX_THREADS) => Ok(n),
+        _ => Err(format!("expected a whole number of at most {MAX_THREADS}")),
+    }
+}
+
+fn token_id(text: &str) -> Result<u32, String> {
+    text.trim().parse().map_err(|_| "expected token ids: whole numbers, separated by commas".to_owned())
 }
 
 fn at_least_one(text: &str) -> Result<usize, String> {

@@ -32,7 +32,7 @@ fn write_table(out: &mut impl Write, i: &Inspection, with_tensors: bool) -> Resu
     }
     writeln!(out, "\nmetadata")?;
     for (key, value) in &i.metadata {
-        writeln!(out, "  {key:<48} {}", short(value))?;
+        writeln!(out, "  {:<48} {}", shown(key), short(value))?;
     }
     writeln!(
         out,
@@ -63,10 +63,23 @@ fn write_table(out: &mut impl Write, i: &Inspection, with_tensors: bool) -> Resu
         )?;
         for t in &i.tensors {
             let shape = format!("{:?}", t.dims);
-            writeln!(out, "  {:<44} {:<8} {shape:<28} {:>14} {:>14} {:>4}", t.name, t.ty, t.bytes, t.offset, t.file)?;
+            writeln!(
+                out,
+                "  {:<44} {:<8} {shape:<28} {:>14} {:>14} {:>4}",
+                shown(&t.name),
+                t.ty,
+                t.bytes,
+                t.offset,
+                t.file
+            )?;
         }
     }
     Ok(())
+}
+
+/// A name from the file, with what could move a terminal's cursor made visible.
+fn shown(name: &str) -> String {
+    name.escape_debug().to_string()
 }
 
 fn short(value: &MetadataValue) -> String {

@@ -11,6 +11,7 @@ mod flags;
 mod input;
 mod inspect;
 mod interrupt;
+mod note;
 mod run;
 mod setup;
 mod tokenize;
@@ -47,7 +48,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             if let Some(text) = error.text() {
-                eprintln!("strata: {text}");
+                note::line(format_args!("strata: {text}"));
             }
             ExitCode::from(error.exit_code())
         }

@@ -6,7 +6,7 @@ use strata_engine::{Engine, Finish, GenerateOptions, Generated};
 
 use crate::error::CliError;
 use crate::flags::RunFlags;
-use crate::{input, interrupt, setup};
+use crate::{input, interrupt, note, setup};
 
 pub(crate) fn run(flags: &RunFlags) -> Result<(), CliError> {
     let prompt = prompt(flags)?;
@@ -21,7 +21,7 @@ pub(crate) fn run(flags: &RunFlags) -> Result<(), CliError> {
     let mut session = engine.new_session()?;
     let generated = stream(&mut engine, &mut session, &ids, &options)?;
     writeln!(std::io::stdout())?;
-    eprintln!("{}", summary(&generated));
+    note::line(summary(&generated));
     match generated.finish {
         Finish::Stopped => Err(CliError::Interrupted),
         _ => Ok(()),
@@ -67,8 +67,10 @@ fn encode(engine: &Engine, flags: &RunFlags, prompt: String) -> Result<Vec<u32>,
     if prompt.is_empty() {
         return Err(strata_engine::EngineError::EmptyPrompt.into());
     }
+    // A file without a tokenizer often has no chat template either: the message about the former is the one that helps.
+    let tokenizer = engine.tokenizer()?;
     if flags.raw {
-        return Ok(engine.tokenizer()?.encode(&prompt, true).map_err(strata_engine::EngineError::from)?);
+        return Ok(tokenizer.encode(&prompt, true).map_err(strata_engine::EngineError::from)?);
     }
     let system = flags.system.iter().map(|text| ("system".to_owned(), text.clone()));
     let messages: Vec<_> = system.chain([("user".to_owned(), prompt)]).collect();

@@ -6,6 +6,7 @@ use strata_engine::{Engine, EngineOptions, GdnForm, Isa, SamplerParams};
 
 use crate::error::CliError;
 use crate::flags::{EngineFlags, GdnFlag, IsaFlag, SamplingFlags};
+use crate::note;
 
 /// The model that comes with Strata, seen from the root of the repository.
 const SHIPPED_MODEL: &str = "models/strata-mini/strata-mini-iq2xs-q4_0.gguf";
@@ -51,7 +52,7 @@ pub(crate) fn engine_options(flags: &EngineFlags) -> EngineOptions {
 pub(crate) fn open(path: &Path, options: &EngineOptions) -> Result<Engine, CliError> {
     let engine = Engine::open(path, options)?;
     for warning in &engine.model().config().warnings {
-        eprintln!("strata: warning: {warning}");
+        note::line(format_args!("strata: warning: {warning}"));
     }
     Ok(engine)
 }

@@ -378,3 +378,26 @@ fn end_of_turn_ids(metadata: &Metadata, vocab: &HashMap<&str, u32>, types: &[i64
     ids.extend(named.filter(|&id| types[id as usize] == CONTROL));
     Ok(ids.into_iter().collect())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Words that Python's `tokenizers` cuts with the models' own patterns, recorded by tools/gen_encodings.py.
+    #[test]
+    fn words_are_those_recorded_in_python() {
+        let recorded = include_str!("../tests/data/strata-mini/encodings.json");
+        let cases: serde_json::Value = serde_json::from_str(recorded).unwrap();
+        let mut differing = 0;
+        for case in cases.as_array().unwrap() {
+            let text = case["text"].as_str().unwrap();
+            for (pre, _) in PRE_TOKENIZERS {
+                let found = (&Words::named(pre).unwrap()).find_matches(text).unwrap();
+                let words: Vec<&str> = found.into_iter().map(|((start, end), _)| &text[start..end]).collect();
+                assert_eq!(serde_json::json!(words), case["words"][pre], "{pre}: {text:?}");
+            }
+            differing += usize::from(case["words"]["qwen2"] != case["words"]["qwen35"]);
+        }
+        assert!(differing >= 5, "the patterns are hardly told apart");
+    }
+}

@@ -195,11 +195,11 @@ fn a_whole_vocabulary_is_truncated_as_a_full_sort_would() {
         .unwrap();
     assert!(run > 10_000, "the run should need several prefixes: {run}");
     let nucleus: BTreeSet<u32> = order[..run].iter().map(|&id| id as u32).collect();
-    let drawn = draws(SamplerParams { top_p: 0.9, temperature: 1e6, ..params() }, &logits, 300);
+    let drawn = draws(SamplerParams { top_p: 0.9, temperature: 1e6, ..params() }, &logits, 100);
     assert!(drawn.iter().all(|id| nucleus.contains(id)));
     // Nearly flat at this temperature: about a tenth of the draws are from the last tenth of the run.
     let tail: BTreeSet<u32> = order[run * 9 / 10..run].iter().map(|&id| id as u32).collect();
-    assert!((10..60).contains(&drawn.iter().filter(|id| tail.contains(id)).count()));
+    assert!((2..30).contains(&drawn.iter().filter(|id| tail.contains(id)).count()));
 
     let start = std::time::Instant::now();
     draws(SamplerParams { top_k: 20, top_p: 0.95, ..params() }, &logits, 100);

@@ -5,6 +5,8 @@
 //! file, the thing and the numbers; memory used stays proportional to the size of the file.
 //! Refuses: to know what a key or a tensor means, or how a block of a quantised type decodes.
 
+#![forbid(unsafe_code)]
+
 mod error;
 mod format;
 mod metadata;

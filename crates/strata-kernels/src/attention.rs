@@ -15,6 +15,8 @@ dispatch! {
 
 #[inline(always)]
 fn block_scores_body<V: Lanes, const FUSED: bool>(queries: &[f32], block_keys: &[f32], dim: usize, scores: &mut [f32]) {
+    let whole = queries.len().is_multiple_of(dim) && block_keys.len() == scores.len() * dim;
+    assert!(whole, "block scores: shapes differ");
     for (score, key) in scores.iter_mut().zip(block_keys.chunks_exact(dim)) {
         *score = 0.0;
         for query in queries.chunks_exact(dim) {
@@ -79,6 +81,7 @@ fn attend_body<V: Lanes, const FUSED: bool>(
     out: &mut [f32],
 ) {
     let dim = query.len();
+    assert_eq!(out.len(), dim, "attend: lengths differ");
     let scale = 1.0 / (dim as f32).sqrt();
     let tokens = || ranges.iter().cloned().flatten();
     let weights = &mut weights[..ranges.iter().map(Range::len).sum()];

@@ -36,12 +36,15 @@ pub struct Outputs<'a> {
     pub top_k: usize,
 }
 
-/// Computes every choice of a group of experts. `x` is `[rows][hidden]`. No choice may occur twice.
+/// Computes every choice of a group of experts. `x` is `[rows][hidden]`.
+///
+/// # Panics
+/// When a choice occurs twice, or is not one of the `top_k` of a row.
 pub fn experts(cpu: &Cpu, group: &[Expert<'_>], x: &[f32], outputs: &mut Outputs<'_>) {
     let Some(first) = group.first() else { return };
     let (ff, width) = (first.gate.rows(), first.gate.cols());
-    debug_assert!(no_choice_twice(group), "an expert group names a choice twice");
     let top_k = outputs.top_k;
+    check_places(group, top_k, outputs.out.len() / width);
     let out = DisjointMut::new(outputs.out);
     let hidden = outputs.hidden.as_deref_mut().map(DisjointMut::new);
 
@@ -67,7 +70,7 @@ pub fn experts(cpu: &Cpu, group: &[Expert<'_>], x: &[f32], outputs: &mut Outputs
         matmul_here(cpu.isa(), down, g, d, &mut s.panel);
         for (i, choice) in choices.iter().enumerate() {
             let at = choice.row as usize * top_k + choice.k as usize;
-            // SAFETY: no choice occurs twice, so no other task writes row `at`.
+            // SAFETY: `check_places`: no other choice has row `at`.
             unsafe { out.part(at * width, width) }.copy_from_slice(&d[i * width..][..width]);
             if let Some(hidden) = &hidden {
                 // SAFETY: as above.
@@ -85,17 +88,20 @@ struct Scratch {
     panel: Vec<f32>,
 }
 
-fn no_choice_twice(group: &[Expert<'_>]) -> bool {
-    let mut all: Vec<_> = group.iter().flat_map(|e| e.choices.iter().map(|c| (c.row, c.k))).collect();
-    let before = all.len();
-    all.sort_unstable();
-    all.dedup();
-    all.len() == before
+/// Panics unless each choice has one of the `places` for itself: threads will write them at the same time.
+fn check_places(group: &[Expert<'_>], top_k: usize, places: usize) {
+    let mut taken = vec![false; places];
+    for &Choice { row, k } in group.iter().flat_map(|e| e.choices) {
+        let place = row as usize * top_k + k as usize;
+        assert!((k as usize) < top_k && place < places, "choice {k} of row {row}: not among {places} of {top_k} a row");
+        assert!(!std::mem::replace(&mut taken[place], true), "choice {k} of row {row} occurs twice");
+    }
 }
 
 /// `y = sum_k weights[k] * outputs[k] + shared_gate * shared`, added in the order of `k`: whatever order the experts
 /// were computed in does not show. All rows are `y.len()` wide.
 pub fn combine(weights: &[f32], outputs: &[f32], shared_gate: f32, shared: &[f32], y: &mut [f32]) {
+    assert!(outputs.len() == weights.len() * y.len() && shared.len() == y.len(), "combine: shapes differ");
     y.fill(0.0);
     for (weight, output) in weights.iter().zip(outputs.chunks_exact(y.len())) {
         for (y, v) in y.iter_mut().zip(output) {

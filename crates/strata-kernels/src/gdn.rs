@@ -12,8 +12,10 @@ dispatch! {
 
 #[inline(always)]
 fn convolve_body<V: Lanes, const FUSED: bool>(taps: &[f32], window: &[&[f32]], out: &mut [f32]) {
+    assert_eq!(taps.len(), window.len() * out.len(), "convolve: a row of taps for each row of the window");
     out.fill(0.0);
     for (taps, input) in taps.chunks_exact(out.len()).zip(window) {
+        assert_eq!(input.len(), out.len(), "convolve: lengths differ");
         for ((o, w), u) in out.iter_mut().zip(taps).zip(input.iter()) {
             *o = add_product::<FUSED>(*o, *w, *u);
         }
@@ -34,6 +36,15 @@ pub struct Head<'a> {
 }
 
 impl Head<'_> {
+    /// Widths of keys and of values, by the sizes of the state and of the output. There is at least one token.
+    #[inline(always)]
+    fn widths(&self, state: &[f32], out: &[f32]) -> (usize, usize) {
+        let width = out.len() / self.gates.len();
+        let keys = state.len() / width;
+        assert!(out.len() == self.gates.len() * width && state.len() == keys * width, "Gated DeltaNet: shapes differ");
+        (keys, width)
+    }
+
     #[inline(always)]
     fn vector(&self, which: usize, t: usize, width: usize) -> &[f32] {
         &self.rows[t * self.stride + self.starts[which]..][..width]
@@ -54,8 +65,7 @@ fn recurrent_body<V: Lanes, const FUSED: bool>(
     scratch: &mut [f32],
     out: &mut [f32],
 ) {
-    let width = out.len() / head.gates.len();
-    let keys = state.len() / width;
+    let (keys, width) = head.widths(state, out);
     let read = &mut scratch[..width];
     for (t, out) in out.chunks_exact_mut(width).enumerate() {
         let (g, beta) = head.gates[t];
@@ -94,8 +104,7 @@ pub fn chunked_scratch_len(keys: usize, width: usize) -> usize {
 /// Its bytes depend on where chunks begin, that is, on how a prompt was cut; [`recurrent`]'s do not. `scratch` must have
 /// [`chunked_scratch_len`] values.
 pub fn chunked(head: &Head<'_>, state: &mut [f32], scratch: &mut [f32], out: &mut [f32]) {
-    let width = out.len() / head.gates.len();
-    let keys = state.len() / width;
+    let (keys, width) = head.widths(state, out);
     let (a, rest) = scratch.split_at_mut(CHUNK_TOKENS * CHUNK_TOKENS);
     let (w, rest) = rest.split_at_mut(CHUNK_TOKENS * keys);
     let (d, sums) = rest.split_at_mut(CHUNK_TOKENS * width);

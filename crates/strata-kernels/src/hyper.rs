@@ -19,6 +19,7 @@ dispatch! {
 fn mix_body<V: Lanes, const FUSED: bool>(up: &[f32], normed: &[f32], mixed: &mut [f32]) {
     let width = mixed.len();
     let streams = normed.len() / width;
+    assert!(normed.len() == streams * width && up.len() == normed.len(), "mix: shapes differ");
     mixed.fill(0.0);
     for (up, normed) in up.chunks_exact(width).zip(normed.chunks_exact(width)) {
         for ((m, u), n) in mixed.iter_mut().zip(up).zip(normed) {
@@ -37,6 +38,7 @@ pub fn inject_weights(inject: &mut [f32]) {
 
 /// `X[s] <- X[s] + b[s] y`: `streams` is `[S][hidden]`, on the raw residual.
 pub fn write(streams: &mut [f32], inject: &[f32], y: &[f32]) {
+    assert_eq!(streams.len(), inject.len() * y.len(), "write: shapes differ");
     for (stream, b) in streams.chunks_exact_mut(y.len()).zip(inject) {
         for (x, y) in stream.iter_mut().zip(y) {
             *x += b * y;

@@ -47,6 +47,7 @@ dispatch! {
 
 #[inline(always)]
 fn silu_times_body<V: Lanes, const FUSED: bool>(gate: &mut [f32], up: &[f32]) {
+    assert_eq!(gate.len(), up.len(), "silu: lengths differ");
     for (g, u) in gate.iter_mut().zip(up) {
         *g = silu(*g) * u;
     }
@@ -65,8 +66,9 @@ mod tests {
     #[test]
     fn exp_is_within_two_ulp_of_the_double_result() {
         let mut worst = 0;
-        for i in 0..2_000_000u32 {
-            let x = -87.0 + i as f32 * (175.7 / 2_000_000.0);
+        let steps = if cfg!(miri) { 2_000 } else { 2_000_000 };
+        for i in 0..steps {
+            let x = -87.0 + i as f32 * (175.7 / steps as f32);
             let want = f64::from(x).exp() as f32;
             worst = worst.max(exp(x).to_bits().abs_diff(want.to_bits()));
         }

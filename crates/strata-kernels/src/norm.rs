@@ -28,6 +28,8 @@ pub fn rms_in_place(x: &mut [f32], gamma: &[f32], eps: f32) {
 
 /// [`rms`] of each of the `group`-wide parts of `x` by itself; `gamma` is as wide as `x`.
 pub fn grouped_rms(x: &[f32], gamma: &[f32], group: usize, eps: f32, out: &mut [f32]) {
+    let whole = x.len().is_multiple_of(group) && x.len() == gamma.len() && x.len() == out.len();
+    assert!(whole, "grouped rms: shapes differ");
     for ((x, gamma), out) in x.chunks_exact(group).zip(gamma.chunks_exact(group)).zip(out.chunks_exact_mut(group)) {
         rms(x, gamma, eps, out);
     }

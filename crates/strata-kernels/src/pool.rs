@@ -1,8 +1,7 @@
 //! Threads, and the one way in which several of them write one output.
 
 use std::marker::PhantomData;
-
-use rayon::prelude::*;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A fixed set of threads.
 pub(crate) struct Pool {
@@ -30,8 +29,8 @@ impl Pool {
         self.workers.as_ref().map_or(1, rayon::ThreadPool::current_num_threads)
     }
 
-    /// Runs `task(0) .. task(tasks - 1)`, in any order, and waits for all of them. `init` makes what a thread keeps
-    /// between its tasks. When `small`, the caller's thread does it all: waking others would cost more.
+    /// Runs `task(0) .. task(tasks - 1)`, in any order, and waits for all of them. Each thread takes the next task when
+    /// it has done one; `init` makes what it keeps between them. When `small`, the caller's thread does it all: waking others would cost more.
     pub(crate) fn run<S>(
         &self,
         tasks: usize,
@@ -41,7 +40,20 @@ impl Pool {
     ) {
         match &self.workers {
             Some(workers) if tasks > 1 && !small => {
-                workers.install(|| (0..tasks).into_par_iter().with_max_len(1).for_each_init(&init, &task));
+                let next = AtomicUsize::new(0);
+                let take_tasks = || {
+                    let mut kept = None;
+                    loop {
+                        let i = next.fetch_add(1, Ordering::Relaxed);
+                        if i >= tasks {
+                            return;
+                        }
+                        task(kept.get_or_insert_with(&init), i);
+                    }
+                };
+                workers.scope(|scope| {
+                    (0..self.threads().min(tasks)).for_each(|_| scope.spawn(|_| take_tasks()));
+                });
             }
             _ => {
                 let mut kept = init();

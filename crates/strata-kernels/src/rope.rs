@@ -19,6 +19,7 @@ impl Rope {
 
     /// Writes `(cos, sin)` of every pair at `position`. The angle is rounded to float32 first, as the reference does.
     pub fn angles(&self, position: usize, out: &mut [(f32, f32)]) {
+        assert_eq!(out.len(), self.pairs(), "rope: one angle a pair");
         for (out, frequency) in out.iter_mut().zip(&self.inverse_frequency) {
             let (sin, cos) = f64::from(position as f32 * frequency).sin_cos();
             *out = (cos as f32, sin as f32);
@@ -33,6 +34,7 @@ impl Rope {
 
 /// Turns pair `(j, j + pairs)` of `head` by each angle; further dimensions stay.
 pub fn rotate(head: &mut [f32], angles: &[(f32, f32)]) {
+    assert!(head.len() >= 2 * angles.len(), "rope: {} values for {} pairs", head.len(), angles.len());
     let (first, rest) = head.split_at_mut(angles.len());
     for ((a, b), (cos, sin)) in first.iter_mut().zip(rest).zip(angles) {
         (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);

@@ -8,6 +8,9 @@ use crate::math::exp;
 /// Not-a-number logits are never preferred to numbers; if all are, the choice is still `ids.len()` distinct experts.
 pub fn choose(logits: &[f32], ids: &mut [u32], weights: &mut [f32]) {
     assert!(ids.len() == weights.len() && ids.len() <= logits.len(), "route: more choices than experts");
+    if ids.is_empty() {
+        return;
+    }
     // Insertion into a short sorted list: top_k is about ten.
     let better = |a: u32, b: u32| {
         let (x, y) = (logits[a as usize], logits[b as usize]);
@@ -29,7 +32,7 @@ pub fn choose(logits: &[f32], ids: &mut [u32], weights: &mut [f32]) {
         ids[at] = expert;
         chosen += 1;
     }
-    let Some(&best) = ids.first() else { return };
+    let best = ids[0];
     let mut sum = 0.0;
     for (weight, id) in weights.iter_mut().zip(ids.iter()) {
         *weight = exp(logits[*id as usize] - logits[best as usize]);

@@ -207,3 +207,42 @@ fn what_cannot_go_on_says_so_and_leaves_the_model_usable() {
     forward(&mut model, &[1; 20]).unwrap();
     assert_eq!(forward(&mut model, &[1]).unwrap_err(), "the context is full: 21 tokens in a context of 20");
 }
+
+/// A file is untrusted wherever its bytes come from: flipped bytes give an error or a model that runs, never a panic.
+#[test]
+fn flipped_bytes_never_panic() {
+    use strata_model::qwen4exp::{Rows, Unobserved};
+    let sound = std::fs::read(data("oracle/moe8ple/model-f16.gguf")).unwrap();
+    let header_bytes = sound.len()
+        - Gguf::open(&data("oracle/moe8ple/model-f16.gguf")).unwrap().tensors().map(|t| t.len_bytes).sum::<u64>()
+            as usize;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("flipped.gguf");
+    let mut random = 0x1234_5678_9ABC_DEF0u64;
+    let mut next = |below: usize| {
+        // splitmix64: the same files on every run.
+        random = random.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = (random ^ (random >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        (z ^ (z >> 31)) as usize % below
+    };
+    let (mut opened, mut ran) = (0, 0);
+    for round in 0..600 {
+        let mut bytes = sound.clone();
+        for _ in 0..1 + next(3) {
+            // Mostly the header; every fifth file in the weights too.
+            let at = if round % 5 == 0 { next(sound.len()) } else { next(header_bytes) };
+            bytes[at] = [0, 1, 0x7F, 0x80, 0xFF, bytes[at] ^ 1 << next(8)][next(6)];
+        }
+        std::fs::write(&path, &bytes).unwrap();
+        let Ok(gguf) = Gguf::open(&path) else { continue };
+        opened += 1;
+        let backend = Box::new(CpuBackend::new(Isa::best(), 1).unwrap());
+        let Ok(mut model) = Model::load(&gguf, backend, Options::default()) else { continue };
+        let Ok(mut sequence) = model.new_sequence() else { continue };
+        // A model whose weights became infinite may give anything; it must give it in order.
+        let _ = model.forward(&mut sequence, &[1, 5, 9, 3], Rows::All, &mut Vec::new(), &mut Unobserved);
+        ran += 1;
+    }
+    assert!(opened > 50 && ran > 10 && ran < opened, "{opened} opened, {ran} ran: the flips miss their aim");
+}

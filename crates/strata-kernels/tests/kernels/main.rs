@@ -1,6 +1,8 @@
 //! Every public kernel against plain double-precision references, on random inputs, odd sizes and poisoned outputs; and
 //! the promise of one arithmetic for every number of rows and threads, byte for byte.
 
+#![allow(clippy::single_range_in_vec_init)] // lists of ranges they are
+
 mod attention;
 mod cpu;
 mod experts;

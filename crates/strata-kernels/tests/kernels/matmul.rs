@@ -93,7 +93,11 @@ fn a_row_has_the_same_bytes_alone_and_in_any_batch_on_any_threads() {
                 }
                 for &batch in BATCHES {
                     let got = product(&cpu, &w.matrix(), &x[..batch * cols]);
-                    assert_eq!(bits(&got), bits(&want[..batch * weight_rows]), "{isa}, {threads} threads, {batch} rows");
+                    assert_eq!(
+                        bits(&got),
+                        bits(&want[..batch * weight_rows]),
+                        "{isa}, {threads} threads, {batch} rows"
+                    );
                 }
             }
         }
