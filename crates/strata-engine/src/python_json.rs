@@ -12,6 +12,7 @@ use minijinja::{Error, ErrorKind, State, Value};
 const MAX_DEPTH: usize = 128;
 
 /// The filter. Takes the keyword arguments of transformers' own: `ensure_ascii`, `indent`, `separators`, `sort_keys`.
+#[allow(clippy::needless_pass_by_value)] // the form that minijinja calls filters in
 pub(crate) fn tojson(state: &State, value: &Value, args: Kwargs) -> Result<String, Error> {
     let indent = args.get::<Option<usize>>("indent")?;
     let (item, key) = match args.get::<Option<Vec<String>>>("separators")?.as_deref() {

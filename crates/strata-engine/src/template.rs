@@ -33,12 +33,13 @@ const SPECIAL_TOKENS: [(&str, &str); 4] = [
 /// Work that one rendering may do: about one unit per instruction and per 64 bytes made, so 128 MB at most.
 const FUEL: u64 = 2_000_000;
 
-/// Longest template that is compiled. Published ones are a tenth of it or less.
-const MAX_TEMPLATE_BYTES: usize = 128 << 10;
+/// Longest template that is compiled. Published ones have up to 30 KB; the time to compile a hostile one grows with the
+/// square of its length (18 s at this one).
+const MAX_TEMPLATE_BYTES: usize = 64 << 10;
 
 /// Stack for compiling and rendering. Both recurse as deep as expressions and values are nested, which a hostile
-/// template can drive far: up to 700 bytes of stack per byte of template, and per two units of fuel (both measured).
-/// Pages that are not touched cost nothing.
+/// template can drive far: measured, up to 700 bytes of stack per level, a level taking at least one byte of template
+/// or seven units of fuel. Pages that are not touched cost nothing.
 const STACK_BYTES: usize = 256 << 20;
 
 /// Why a chat could not be rendered.

@@ -85,9 +85,9 @@ fn deep_templates_end() {
     let recursive_loop = "{% for a in [1] recursive %}{{ loop([1]) }}{% endfor %}";
     assert!(matches!(render(recursive_loop), Err(TemplateError::Failed { .. })));
 
-    // As deep as the longest template allows.
+    // As deep as the longest template allows. Chains of operators on variables would do too, but take long to compile.
     let within = |open: &str, middle: &str, close: &str| {
-        let levels = (128 * 1024 - middle.len() - 6) / (open.len() + close.len());
+        let levels = (64 * 1024 - middle.len() - 6) / (open.len() + close.len());
         format!("{}{middle}{}", open.repeat(levels), close.repeat(levels))
     };
     assert_eq!(render(&format!("{{{{ {} }}}}", within("-", "1", ""))).map(|text| text.len() < 3).ok(), Some(true));
@@ -97,9 +97,6 @@ fn deep_templates_end() {
         within("{1:", "1", "}"),
         within("not ", "1", ""),
         within("", "1", "+1"),
-        within("", "x", "**x"),
-        within("", "x", "~x"),
-        within("", "1", " and 1"),
         within("", "1", "|abs"),
         within("", "x", ".a"),
         within("", "x", "[0]"),
@@ -118,23 +115,15 @@ fn deep_templates_end() {
     ] {
         let _ = render(&statements);
     }
-    let long = "x".repeat(128 * 1024 + 1);
-    assert!(matches!(render(&long), Err(TemplateError::TooLong { len_bytes: 131_073 })));
+    let long = "x".repeat(64 * 1024 + 1);
+    assert!(matches!(render(&long), Err(TemplateError::TooLong { len_bytes: 65_537 })));
 }
 
 #[test]
 fn deep_values_end() {
     let deep = "{% set ns = namespace(x=[1]) %}{% for a in range(99) %}{% for i in range(9999) %}{% set ns.x = STEP %}{% endfor %}{% endfor %}";
     let shallower = deep.replace("range(99)", "range(10)");
-    for step in [
-        "[ns.x]",
-        "{'a': ns.x}",
-        "(ns.x,)",
-        "namespace(x=ns.x)",
-        "ns.x | map('abs')",
-        "ns.x | reverse",
-        "ns.x | chain([1])",
-    ] {
+    for step in ["[ns.x]", "{'a': ns.x}", "(ns.x,)", "namespace(x=ns.x)", "ns.x | map('abs')", "ns.x | reverse"] {
         assert!(matches!(render(&deep.replace("STEP", step)), Err(TemplateError::TooMuchWork { .. })), "{step}");
         for tail in ["", "{{ ns.x }}", "{{ ns.x | list }}", "{{ ns.x == [ns.x] }}"] {
             let _ = render(&format!("{}{tail}", shallower.replace("STEP", step)));

@@ -246,3 +246,16 @@ fn flipped_bytes_never_panic() {
     }
     assert!(opened > 50 && ran > 10 && ran < opened, "{opened} opened, {ran} ran: the flips miss their aim");
 }
+
+#[test]
+fn an_absurd_context_is_refused_with_its_size() {
+    for context_tokens in [usize::MAX, usize::MAX / 128, 1 << 50] {
+        let options = Options { context_tokens: Some(context_tokens), ..Options::default() };
+        let error = match load(&data("oracle/mini4/model-f16.gguf"), options) {
+            Ok(mut model) => model.new_sequence().unwrap_err(),
+            Err(error) => error,
+        };
+        let text = error.to_string();
+        assert!(text.contains("not enough memory") && text.contains("attention cache"), "{text}");
+    }
+}

@@ -46,10 +46,10 @@ impl State {
                 Self::Qsa(QsaState {
                     context_tokens,
                     kv_width,
-                    keys: reserved(context_tokens * kv_width)?,
-                    values: reserved(context_tokens * kv_width)?,
-                    open_keys: reserved(block_tokens * dim)?,
-                    block_keys: reserved(context_tokens / block_tokens * dim)?,
+                    keys: reserved(context_tokens, kv_width)?,
+                    values: reserved(context_tokens, kv_width)?,
+                    open_keys: reserved(block_tokens, dim)?,
+                    block_keys: reserved(context_tokens / block_tokens, dim)?,
                 })
             }
         })
@@ -84,8 +84,10 @@ impl State {
     }
 }
 
-/// Room for `len` values of a cache that fills as tokens come.
-fn reserved(len: usize) -> Result<Vec<f32>, BackendError> {
+/// Room for the rows of a cache that fills as tokens come.
+fn reserved(rows: usize, width: usize) -> Result<Vec<f32>, BackendError> {
+    // The number of rows is a user's wish: it may be absurd.
+    let len = rows.saturating_mul(width);
     let mut out = Vec::new();
     out.try_reserve_exact(len)
         .map_err(|_| BackendError::OutOfMemory { what: "the attention cache", bytes: len.saturating_mul(4) })?;
