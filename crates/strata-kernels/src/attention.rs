@@ -124,6 +124,7 @@ mod tests {
     }
 
     #[test]
+    #[allow(clippy::single_range_in_vec_init)] // a list of ranges it is
     fn neighbouring_blocks_and_the_tail_become_one_range() {
         let ranges = |blocks: &[u32], tail| {
             let mut out = Vec::new();

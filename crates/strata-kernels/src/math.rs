@@ -1,4 +1,5 @@
-//! Elementary functions in plain arithmetic: the same bits on every machine, and code the compiler can vectorise.
+//! Elementary functions. All but [`softplus`] are plain arithmetic: the same bits on every machine, and code that the
+//! compiler can vectorise.
 
 use crate::vector::{Lanes, dispatch};
 

@@ -100,7 +100,9 @@ mod tests {
 
     #[test]
     fn every_task_runs_once_whatever_the_threads() {
-        for threads in [1, 2, 5] {
+        // Miri finds fault with the memory reclamation of the library behind the threads.
+        let counts: &[usize] = if cfg!(miri) { &[1] } else { &[1, 2, 5] };
+        for &threads in counts {
             for small in [false, true] {
                 let pool = Pool::new(threads);
                 let mut out = vec![0u32; 1000];
@@ -117,6 +119,20 @@ mod tests {
                 assert!(out.iter().enumerate().all(|(at, v)| *v == at as u32 / 10 + 1));
             }
         }
+    }
+
+    #[test]
+    fn parts_may_be_written_by_several_threads_at_once() {
+        let mut out = vec![0u32; 30];
+        let parts = DisjointMut::new(&mut out);
+        std::thread::scope(|scope| {
+            for first in 0..3 {
+                let parts = &parts;
+                // SAFETY: thread `first` alone writes the values `first`, `first + 3`, ...
+                scope.spawn(move || (first..30).step_by(3).for_each(|i| unsafe { parts.part(i, 1) }[0] = i as u32));
+            }
+        });
+        assert!(out.iter().copied().eq(0..30));
     }
 
     #[test]

@@ -15,7 +15,8 @@ fn dot_in_doubles(a: &[f32], b: &[f32]) -> f64 {
 #[test]
 fn block_scores_match_the_double_reference() {
     let mut random = Random::new(1);
-    for (heads, dim, blocks) in [(1, 1, 1), (3, 7, 5), (4, 40, 33), (4, 128, 9), (2, 16, 0)] {
+    let shapes = [(1, 1, 1), (2, 16, 0), (3, 19, 3), (4, 40, 33), (4, 128, 9)];
+    for &(heads, dim, blocks) in if cfg!(miri) { &shapes[..3] } else { &shapes } {
         let (queries, keys) = (random.floats(heads * dim), random.floats(blocks * dim));
         let score = |key: &[f32]| -> f64 { queries.chunks(dim).map(|q| dot_in_doubles(q, key).max(0.0)).sum() };
         let want: Vec<f64> = keys.chunks(dim).map(score).collect();
@@ -84,7 +85,9 @@ impl Case {
 fn attention_matches_the_double_softmax_and_reads_only_its_tokens() {
     let mut random = Random::new(2);
     let ranges: &[&[Range<usize>]] = &[&[0..1], &[3..4], &[0..7], &[0..4, 8..16, 20..22], &[5..6, 7..8, 100..130]];
-    for dim in [1, 7, 16, 40, 64] {
+    let (dims, ranges): (&[usize], _) =
+        if cfg!(miri) { (&[7, 16], &ranges[3..4]) } else { (&[1, 7, 16, 40, 64], ranges) };
+    for &dim in dims {
         for ranges in ranges {
             // Scores of every size: even weights, one token that takes it all, and what would overflow e^x.
             for (query_size, tolerance) in [(0.1, 1e-6), (3.0, 4e-6), (1000.0, 2e-3)] {
@@ -117,13 +120,14 @@ fn cutting_a_range_in_two_does_not_change_a_byte() {
 
 proptest! {
     #![proptest_config(ProptestConfig {
-        cases: if cfg!(miri) { 5 } else { 500 },
+        cases: 500,
         failure_persistence: None,
         ..ProptestConfig::default()
     })]
 
     /// Few distinct scores, so that there are equals.
     #[test]
+    #[cfg_attr(miri, ignore = "plain Rust, and slow there")]
     fn the_best_blocks_are_those_of_a_full_sort(
         scores in prop::collection::vec(prop_oneof![(0u8..4).prop_map(f32::from), 0f32..5.0], 0..300),
         budget in 0usize..320,
@@ -138,6 +142,7 @@ proptest! {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "plain Rust, and slow there")]
     fn ranges_hold_exactly_the_tokens_of_blocks_and_tail(
         chosen in prop::collection::vec(any::<bool>(), 0..40),
         block_tokens in 1usize..6,

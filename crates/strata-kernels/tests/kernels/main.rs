@@ -6,6 +6,7 @@
 mod attention;
 mod cpu;
 mod experts;
+#[cfg(not(miri))] // plain Rust, and slow there
 mod gdn;
 mod matmul;
 mod reference;

@@ -12,7 +12,7 @@ use strata_kernels::{Isa, dot, hyper, norm, ple, route};
 
 use crate::reference::{Random, assert_close, bits, doubles, is_fused, isas, poison, sigmoid, silu};
 
-const WIDTHS: [usize; 6] = [1, 3, 16, 31, 100, 256];
+const WIDTHS: &[usize] = if cfg!(miri) { &[3, 37] } else { &[1, 3, 16, 31, 100, 256] };
 
 fn mean_of_squares(x: &[f32]) -> f64 {
     x.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>() / x.len() as f64
@@ -21,7 +21,7 @@ fn mean_of_squares(x: &[f32]) -> f64 {
 #[test]
 fn rms_norms_match_the_double_reference() {
     let mut random = Random::new(1);
-    for width in WIDTHS {
+    for &width in WIDTHS {
         for (size, eps) in [(1.0, 1e-6), (1e-3, 1e-6), (300.0, 1e-2)] {
             let x: Vec<f32> = random.floats(3 * width).iter().map(|v| v * size).collect();
             let gamma = random.floats(3 * width);
@@ -49,7 +49,7 @@ fn rms_norms_match_the_double_reference() {
 #[test]
 fn l2_norm_matches_the_double_reference() {
     let mut random = Random::new(2);
-    for width in WIDTHS {
+    for &width in WIDTHS {
         // The smallest is where the epsilon shows.
         for (size, scale) in [(1.0, 1.0), (1e-3, 0.125), (1e4, 3.0)] {
             let x: Vec<f32> = random.floats(width).iter().map(|v| v * size).collect();
