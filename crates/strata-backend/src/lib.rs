@@ -273,8 +273,8 @@ pub trait Backend: Send {
     /// Looks at rows of a pass, `[rows][width of the field]`.
     fn read_field(&mut self, pass: PassId, field: Field, rows: Range<usize>) -> Vec<f32>;
 
-    /// The blocks that the last attention selected for a row, ascending, or `None` when it attended to everything.
-    /// Only with `keep_details`.
+    /// The blocks that the last mixer selected for a row, ascending, or `None` when it attended to everything or is none
+    /// that selects. Only with `keep_details`.
     fn selected_blocks(&mut self, pass: PassId, row: usize) -> Option<Vec<u32>>;
 
     /// Looks at a part of a state; empty when the state has no such part.

@@ -45,9 +45,7 @@ impl From<EngineError> for CliError {
     fn from(error: EngineError) -> Self {
         match error {
             error if error.is_cancelled() => Self::Interrupted,
-            error if error.is_context_full() => {
-                Self::Failed(format!("{error}: use less text or a larger --context (or --window, for `eval ppl`)"))
-            }
+            error if error.is_context_full() => Self::Failed(format!("{error}: use less text or a larger --context")),
             error => Self::Failed(error.to_string()),
         }
     }

@@ -72,28 +72,37 @@ fn side(named: &str, flags: &ParityFlags, scratch: &Path) -> Result<PathBuf, Cli
         let text = format!("`{named}` is neither a directory nor settings such as `threads=1,pass=16` or `default`");
         return Err(CliError::Usage(text));
     }
-    let (options, pieces) = settings(named)?;
-    let path = setup::model_path(flags.model.model.as_deref())?;
+    let Settings { model, options, pieces } = settings(named)?;
+    let path = setup::model_path(model.as_deref().or(flags.model.model.as_deref()))?;
     let mut engine = setup::open(&path, &options)?;
     let ids = flags.text.read(&engine, flags.limit)?;
     stoppable(|stop| exact::dump(&mut engine, &ids, &pieces, scratch, stop))?;
     Ok(scratch.to_owned())
 }
 
+/// One way to run a text.
+struct Settings {
+    model: Option<PathBuf>,
+    options: EngineOptions,
+    pieces: Vec<usize>,
+}
+
 /// Reads `key=value,key=value`.
-fn settings(text: &str) -> Result<(EngineOptions, Vec<usize>), CliError> {
+fn settings(text: &str) -> Result<Settings, CliError> {
+    let mut model = None;
     let mut options = EngineOptions { keep_details: true, ..EngineOptions::default() };
     let mut pieces = Vec::new();
     for setting in text.split(',').filter(|setting| *setting != "default") {
         let bad = || {
             CliError::Usage(format!(
-                "`{setting}`: expected key=value with a key of threads, isa, context, pass, strip, gdn, qsa-block, pieces"
+                "`{setting}`: expected key=value with a key of model, threads, isa, context, pass, strip, gdn, qsa-block, pieces"
             ))
         };
         let (key, value) = setting.split_once('=').ok_or_else(bad)?;
         let number = |text: &str| text.parse::<usize>().map_err(|_| bad());
         let positive = |text: &str| number(text).and_then(|n| if n > 0 { Ok(n) } else { Err(bad()) });
         match key {
+            "model" => model = Some(PathBuf::from(value)),
             "threads" => options.threads = crate::flags::thread_count(value).map_err(|_| bad())?,
             "context" => options.context_tokens = Some(positive(value)?),
             "pass" => options.pass_tokens = positive(value)?,
@@ -110,7 +119,7 @@ fn settings(text: &str) -> Result<(EngineOptions, Vec<usize>), CliError> {
             _ => return Err(bad()),
         }
     }
-    Ok((options, pieces))
+    Ok(Settings { model, options, pieces })
 }
 
 fn print_parity(parity: &exact::Parity, flags: &ParityFlags) -> Result<(), CliError> {
@@ -238,7 +247,9 @@ mod tests {
 
     #[test]
     fn settings_are_read_and_checked() {
-        let (options, pieces) = settings("threads=1,isa=portable,pass=16,gdn=chunked,pieces=7:1:20").unwrap();
+        let Settings { model, options, pieces } =
+            settings("model=a/b.gguf,threads=1,isa=portable,pass=16,gdn=chunked,pieces=7:1:20").unwrap();
+        assert_eq!(model, Some(PathBuf::from("a/b.gguf")));
         assert_eq!((options.threads, options.isa, options.pass_tokens), (1, Some(Isa::Portable), 16));
         assert_eq!((options.gdn_form, pieces), (GdnForm::Chunked, vec![7, 1, 20]));
         assert!(settings("default").is_ok());

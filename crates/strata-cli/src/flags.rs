@@ -175,7 +175,7 @@ pub(crate) struct TokenizeFlags {
     /// Print the ids only, separated by commas (as --ids takes them).
     #[arg(long, conflicts_with = "json")]
     pub(crate) ids: bool,
-    /// Print one JSON object.
+    /// Print one JSON object. Parts of characters are shown as U+FFFD in its `tokens`.
     #[arg(long)]
     pub(crate) json: bool,
     #[command(flatten)]
@@ -240,8 +240,8 @@ pub(crate) struct DumpFlags {
 
 #[derive(Args, Debug)]
 pub(crate) struct ParityFlags {
-    /// A dump's directory, or a way to run the text: settings `key=value`, separated by commas, of the keys threads,
-    /// isa, context, pass, strip, gdn, qsa-block and pieces (as in pieces=7:1:20); `default` = none.
+    /// A dump's directory, or a way to run the text: settings `key=value`, separated by commas, of the keys model,
+    /// threads, isa, context, pass, strip, gdn, qsa-block and pieces (as in pieces=7:1:20); `default` = none.
     pub(crate) a: String,
     /// The other.
     pub(crate) b: String,

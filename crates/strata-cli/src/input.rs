@@ -7,6 +7,7 @@ use strata_engine::Engine;
 
 use crate::error::CliError;
 use crate::flags::{OptionalTextFlags, TextFlags};
+use crate::note;
 
 /// The text of an argument; without one, or with `-`, standard input.
 pub(crate) fn argument_or_stdin(argument: Option<&str>, what: &str) -> Result<String, CliError> {
@@ -64,7 +65,17 @@ impl OptionalTextFlags {
             (_, Some(path), _) => parse_ids(&text_file(path)?, path)?,
             (_, _, Some(path)) => {
                 let text = text_file(path)?;
-                engine.tokenizer()?.encode(&text, false).map_err(strata_engine::EngineError::from)?
+                let mut ids = engine.tokenizer()?.encode(&text, false).map_err(strata_engine::EngineError::from)?;
+                let context = engine.model().context_tokens();
+                if limit.is_none() && ids.len() > context {
+                    let name = path.display();
+                    note::line(format_args!(
+                        "{name}: the first {context} of its {} tokens are used (--limit, --context)",
+                        ids.len()
+                    ));
+                    ids.truncate(context);
+                }
+                ids
             }
             _ => return Err(CliError::Usage("no text: give --ids, --ids-file or --text".to_owned())),
         };

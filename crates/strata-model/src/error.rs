@@ -25,6 +25,16 @@ pub enum ModelError {
         /// What is wrong with it.
         problem: String,
     },
+    /// A block size that does not fit the model.
+    #[error(
+        "attention blocks of {block_tokens} tokens were asked for, but the indexer selects only {budget_tokens} tokens"
+    )]
+    BlockTooLarge {
+        /// Tokens of a block.
+        block_tokens: usize,
+        /// Tokens that the indexer selects.
+        budget_tokens: usize,
+    },
     /// A tensor that is not there.
     #[error("tensor `{name}` is missing: {hint}")]
     MissingTensor {

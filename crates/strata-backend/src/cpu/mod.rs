@@ -174,6 +174,10 @@ impl Backend for CpuBackend {
     fn mix(&mut self, pass: PassId, rows: Range<usize>, mixer: &Mixer, id: StateId) -> Result<(), BackendError> {
         let Self { cpu, weights, passes, states, scratch, .. } = self;
         let pass = &mut passes[pass.0 as usize];
+        if pass.shape.keep_details {
+            // Only attention selects: what an earlier layer or pass left here is not this mixer's.
+            pass.selected_blocks[rows.clone()].fill(None);
+        }
         match (mixer, state(states, id)) {
             (Mixer::Gdn(gdn), State::Gdn(state)) => gdn::mix(cpu, weights, pass, rows, gdn, state, scratch),
             (Mixer::Qsa(qsa), State::Qsa(state)) => qsa::mix(cpu, weights, pass, rows, qsa, state, scratch)?,

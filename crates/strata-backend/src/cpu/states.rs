@@ -89,8 +89,10 @@ fn reserved(rows: usize, width: usize) -> Result<Vec<f32>, BackendError> {
     // The number of rows is a user's wish: it may be absurd.
     let len = rows.saturating_mul(width);
     let mut out = Vec::new();
-    out.try_reserve_exact(len)
-        .map_err(|_| BackendError::OutOfMemory { what: "the attention cache", bytes: len.saturating_mul(4) })?;
+    out.try_reserve_exact(len).map_err(|_| BackendError::OutOfMemory {
+        what: "the attention cache (a shorter context needs less)",
+        bytes: len.saturating_mul(4),
+    })?;
     Ok(out)
 }
 

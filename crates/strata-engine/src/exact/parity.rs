@@ -74,7 +74,9 @@ const ORDER: [&str; 12] = [
 /// When a directory holds no dump, or they are of different texts or models.
 pub fn parity(a: &Path, b: &Path) -> Result<Parity, EngineError> {
     let (dump_a, dump_b) = (Dump::open(a)?, Dump::open(b)?);
-    if dump_a.ids()? != dump_b.ids()? {
+    let ids = dump_a.ids()?;
+    let positions = ids.len();
+    if ids != dump_b.ids()? {
         return Err(problem(b, &format!("a dump of another text than {}", a.display())));
     }
     if !dump_a.parts.keys().eq(dump_b.parts.keys()) {
@@ -82,7 +84,7 @@ pub fn parity(a: &Path, b: &Path) -> Result<Parity, EngineError> {
     }
     let mut parity = Parity::default();
     for name in dump_a.parts.keys() {
-        let (layer_a, layer_b) = (dump_a.layer(name)?, dump_b.layer(name)?);
+        let (layer_a, layer_b) = (dump_a.layer(name, positions)?, dump_b.layer(name, positions)?);
         if !layer_a.iter().map(|(k, v)| (k, v.width)).eq(layer_b.iter().map(|(k, v)| (k, v.width))) {
             return Err(problem(b, &format!("{name} has tensors of other shapes than in {}", a.display())));
         }
@@ -101,7 +103,8 @@ pub fn parity(a: &Path, b: &Path) -> Result<Parity, EngineError> {
 
 fn compare(name: &str, a: &Values, b: &Values, result: &mut LayerParity, first: &mut Option<Difference>) {
     let is_route = name == "route_ids";
-    let is_integer = is_route || name == "selected_blocks";
+    let is_list = name == "selected_blocks";
+    let is_integer = is_route || is_list;
     let show = |word: Option<&[u8; 4]>| match word {
         None => "nothing".to_owned(),
         Some(word) if is_integer => u32::from_le_bytes(*word).to_string(),
@@ -128,11 +131,17 @@ fn compare(name: &str, a: &Values, b: &Values, result: &mut LayerParity, first: 
         first.get_or_insert_with(|| Difference {
             layer: result.name.clone(),
             tensor: name.to_owned(),
-            position: row,
+            position: if is_list { list_position(a, b, row) } else { row },
             index: at % a.width.max(1),
             values: (show(x), show(y)),
         });
     }
+}
+
+/// The position that entry `row` of a list `[position, block]` is about.
+fn list_position(a: &Values, b: &Values, row: usize) -> usize {
+    let of = |list: &Values| list.words.get(row * list.width).map(|word| u32::from_le_bytes(*word) as usize);
+    of(a).into_iter().chain(of(b)).min().unwrap_or(row)
 }
 
 /// All of one tensor, positions in order.
@@ -174,14 +183,30 @@ impl Dump {
         Ok(File::read(&self.dir.join("ids.safetensors"))?.u32("ids")?.1)
     }
 
-    fn layer(&self, name: &str) -> Result<BTreeMap<String, Values>, EngineError> {
+    /// All of a layer, which must be there for all `positions`: a pass that is missing would shift those after it.
+    fn layer(&self, name: &str, positions: usize) -> Result<BTreeMap<String, Values>, EngineError> {
         let mut all: BTreeMap<String, Values> = BTreeMap::new();
+        let mut rows = 0;
         for path in &self.parts[name] {
+            if *path != self.dir.join(format!("{name}.{rows:08}.safetensors")) {
+                let text = format!("the dump is incomplete: expected a file that begins at position {rows}");
+                return Err(problem(path, &text));
+            }
+            let mut after = rows;
             for (tensor, (shape, bytes)) in File::read(path)?.tensors()? {
+                // A list of any length, not one entry a position.
+                if tensor != "selected_blocks" {
+                    after = rows + shape.first().copied().unwrap_or(0);
+                }
                 let values = all.entry(tensor).or_default();
                 values.width = shape.iter().skip(1).product();
                 values.words.extend(bytes.chunks_exact(4).map(|b| [b[0], b[1], b[2], b[3]]));
             }
+            rows = after;
+        }
+        if rows != positions {
+            let text = format!("the dump is incomplete: {name} has {rows} of {positions} positions");
+            return Err(problem(&self.dir, &text));
         }
         Ok(all)
     }

@@ -346,6 +346,10 @@ fn read_mixers(
     }
     ratios.truncate(layers);
     if let Some(block_tokens) = block_tokens {
+        let budget_tokens = attention.indexer_tokens;
+        if block_tokens > budget_tokens {
+            return Err(ModelError::BlockTooLarge { block_tokens, budget_tokens });
+        }
         ratios.fill(block_tokens as u64);
     } else {
         let has_indexer = (0..layers).any(|i| gguf.tensor(&format!("blk.{i}.indexer.k_proj.weight")).is_some());

@@ -1,0 +1,141 @@
+//! The command line itself: help, completions, what is refused, and readers that go away.
+
+use std::io::Read;
+use std::process::Stdio;
+
+use crate::{command, strata};
+
+const COMMANDS: [&[&str]; 11] = [
+    &[],
+    &["run"],
+    &["chat"],
+    &["inspect"],
+    &["tokenize"],
+    &["logits"],
+    &["dump"],
+    &["parity"],
+    &["kld"],
+    &["eval", "ppl"],
+    &["completions"],
+];
+
+#[test]
+fn every_command_has_help_that_fits() {
+    for name in COMMANDS {
+        for flag in ["-h", "--help"] {
+            let ran = strata(&[name, &[flag]].concat());
+            assert_eq!(ran.stderr, "", "{name:?}");
+            let help = ran.ok();
+            assert!(help.contains("Usage: strata"), "{name:?}\n{help}");
+            for line in help.lines() {
+                assert!(line.chars().count() <= 100, "{name:?}: {line}");
+            }
+        }
+    }
+    let help = strata(&["--help"]).ok();
+    for name in &COMMANDS[1..] {
+        assert!(help.contains(&format!("\n  {} ", name[0])), "{name:?}\n{help}");
+    }
+    assert!(strata(&["--version"]).ok().starts_with("strata "));
+}
+
+#[test]
+fn a_wrong_command_line_ends_with_2() {
+    for name in COMMANDS {
+        strata(&[name, &["--no-such-flag"]].concat()).fails(2, &["--no-such-flag"]);
+    }
+    for args in [
+        &[][..],
+        &["fly"],
+        &["eval"],
+        &["run", "--raw", "--system", "x", "y"],
+        &["run", "a", "b"],
+        &["run", "--isa", "abacus", "x"],
+        &["run", "--seed", "-1", "x"],
+        &["logits", "--ids", "1"],
+        &["logits", "-o", "x"],
+        &["logits", "-o", "x", "--ids", "1", "--text", "y"],
+        &["logits", "-o", "x", "--ids", ""],
+        &["logits", "-o", "x", "--ids", "1,two"],
+        &["logits", "-o", "x", "--ids", "-1"],
+        &["logits", "-o", "x", "--ids", "4294967296"],
+        &["logits", "-o", "x", "--ids", "1", "--pieces", "1,0"],
+        &["dump", "--ids", "1"],
+        &["parity", "default"],
+        &["parity", "default", "pass=0", "--ids", "1"],
+        &["parity", "default", "color=red", "--ids", "1"],
+        &["parity", "default", "threads=1000000", "--ids", "1"],
+        &["parity", "default", "no-such-directory", "--ids", "1"],
+        &["parity", "default", "pass=1"],
+        &["kld"],
+        &["kld", "--save", "x"],
+        &["kld", "--save", "x", "--against", "y"],
+        &["kld", "--against", "y", "--ids", "1"],
+        &["eval", "ppl"],
+        &["eval", "ppl", "--text", "x", "--window", "1"],
+        &["completions"],
+        &["completions", "teletype"],
+    ] {
+        let ran = strata(args);
+        assert!(!ran.stderr.is_empty(), "{args:?}");
+        ran.fails(2, &[]);
+    }
+}
+
+#[test]
+fn completions_know_every_command() {
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let script = strata(&["completions", shell]).ok();
+        for name in &COMMANDS[1..] {
+            assert!(name.iter().all(|word| script.contains(word)), "{shell}: {name:?}");
+        }
+        assert!(script.contains("qsa-block"), "{shell}");
+    }
+}
+
+/// As `| head -c 1` does.
+#[test]
+fn a_reader_that_goes_away_is_no_failure() {
+    for args in [
+        &["run", "--raw", "--temp", "0", "-n", "2000", "The names of the files are:"][..],
+        &["inspect", "--tensors"],
+        &["inspect", "--json"],
+        &["run", "--help"],
+    ] {
+        let mut child = command(args)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the program starts");
+        let mut stdout = child.stdout.take().unwrap();
+        stdout.read_exact(&mut [0]).unwrap();
+        drop(stdout);
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{args:?}: {output:?}");
+        assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{args:?}");
+    }
+}
+
+/// Once a panic in each of these.
+#[test]
+fn nobody_has_to_read_the_notes() {
+    for (args, code) in [(&["run", "--raw", "-n", "2", "hi"][..], 0), (&["run", "-m", "missing", "hi"], 1)] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let status = command(args).stdin(Stdio::null()).stdout(Stdio::null()).stderr(writer).status().unwrap();
+        assert_eq!(status.code(), Some(code), "{args:?}");
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn output_that_cannot_be_written_is_a_failure() {
+    for args in [&["tokenize", "hi"][..], &["inspect"], &["run", "--raw", "-n", "2", "hi"], &["completions", "bash"]] {
+        let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+        let output = command(args).stdin(Stdio::null()).stdout(full).output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{args:?}");
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert!(stderr.contains("cannot write the output"), "{args:?}: {stderr}");
+    }
+}
