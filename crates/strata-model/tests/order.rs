@@ -38,7 +38,7 @@ struct Watched {
 }
 
 impl Watched {
-    fn new(gguf: &Gguf, records: &Records, script: &Arc<Mutex<Script>>) -> Box<dyn ExpertStore> {
+    fn boxed(gguf: &Gguf, records: &Records, script: &Arc<Mutex<Script>>) -> Box<dyn ExpertStore> {
         let reader = FileReader::new(gguf.reopen_files().unwrap());
         let areas = RecordingBackend::default().allocate_areas(&ResidentStore::area_bytes(records)).unwrap();
         let inner = ResidentStore::load(records, &reader, areas).unwrap();
@@ -97,7 +97,7 @@ impl ExpertStore for Watched {
 
 fn watched(name: &str, backend: Box<dyn Backend>, options: Options, script: Script) -> (Model, Arc<Mutex<Script>>) {
     let (gguf, script) = (oracle(name), Arc::new(Mutex::new(script)));
-    let model = Model::load_with_store(&gguf, backend, options, |records| Watched::new(&gguf, records, &script));
+    let model = Model::load_with_store(&gguf, backend, options, |records| Watched::boxed(&gguf, records, &script));
     (model.unwrap(), script)
 }
 
