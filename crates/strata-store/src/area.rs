@@ -44,19 +44,10 @@ mod tests {
         for len in [0, 1, 4095, 4096, 100_000] {
             let area = Area::allocate(len).unwrap();
             assert_eq!(area.bytes().len(), len);
-            assert!(area.bytes().as_ptr().is_aligned_to_page());
+            assert!(area.bytes().as_ptr().addr().is_multiple_of(ALIGN_BYTES));
             assert!(area.bytes().iter().all(|b| *b == 0));
         }
         assert!(Area::allocate(usize::MAX).is_none());
         assert!(Area::allocate(usize::MAX / 2).is_none());
-    }
-
-    trait Aligned {
-        fn is_aligned_to_page(self) -> bool;
-    }
-    impl Aligned for *const u8 {
-        fn is_aligned_to_page(self) -> bool {
-            self.addr().is_multiple_of(ALIGN_BYTES)
-        }
     }
 }
