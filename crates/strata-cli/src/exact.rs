@@ -8,16 +8,17 @@ use serde_json::json;
 use strata_engine::{EngineOptions, GdnForm, Isa, exact};
 
 use crate::error::CliError;
-use crate::flags::{DumpFlags, KldFlags, LogitsFlags, OptionalTextFlags, ParityFlags, PplFlags};
+use crate::flags::{DumpFlags, KldFlags, LogitsFlags, ParityFlags, PplFlags};
 use crate::interrupt::stoppable;
 use crate::{input, interrupt, note, setup};
 
 pub(crate) fn logits(flags: &LogitsFlags) -> Result<(), CliError> {
     interrupt::install()?;
+    let text = flags.text.named()?;
     check_output(&flags.output)?;
     let path = setup::model_path(flags.model.model.as_deref())?;
     let mut engine = setup::open(&path, &setup::engine_options(&flags.engine))?;
-    let ids = OptionalTextFlags::from(flags.text.clone()).read(&engine, flags.pieces.limit)?;
+    let ids = text.read(&engine, flags.pieces.limit)?;
     stoppable(|stop| exact::logits(&mut engine, &ids, &flags.pieces.pieces, &flags.output, stop))?;
     let shape = format!("[{}, {}]", ids.len(), engine.model().vocabulary());
     note::line(format_args!("{}: logits {shape}", flags.output.display()));
@@ -26,9 +27,12 @@ pub(crate) fn logits(flags: &LogitsFlags) -> Result<(), CliError> {
 
 pub(crate) fn dump(flags: &DumpFlags) -> Result<(), CliError> {
     interrupt::install()?;
+    let text = flags.text.named()?;
     let path = setup::model_path(flags.model.model.as_deref())?;
-    let mut engine = setup::open(&path, &EngineOptions { keep_details: true, ..setup::engine_options(&flags.engine) })?;
-    let ids = OptionalTextFlags::from(flags.text.clone()).read(&engine, flags.pieces.limit)?;
+    let mut options = setup::engine_options(&flags.engine);
+    options.model.keep_details = true;
+    let mut engine = setup::open(&path, &options)?;
+    let ids = text.read(&engine, flags.pieces.limit)?;
     stoppable(|stop| exact::dump(&mut engine, &ids, &flags.pieces.pieces, &flags.output, stop))?;
     let (positions, layers) = (ids.len(), engine.model().config().layers);
     note::line(format_args!("{}: {positions} positions, {layers} layers", flags.output.display()));
@@ -74,8 +78,9 @@ fn side(named: &str, flags: &ParityFlags, scratch: &Path) -> Result<PathBuf, Cli
     }
     let Settings { model, options, pieces } = settings(named)?;
     let path = setup::model_path(model.as_deref().or(flags.model.model.as_deref()))?;
+    let text = flags.text.named()?;
     let mut engine = setup::open(&path, &options)?;
-    let ids = flags.text.read(&engine, flags.limit)?;
+    let ids = text.read(&engine, flags.limit)?;
     stoppable(|stop| exact::dump(&mut engine, &ids, &pieces, scratch, stop))?;
     Ok(scratch.to_owned())
 }
@@ -90,7 +95,8 @@ struct Settings {
 /// Reads `key=value,key=value`.
 fn settings(text: &str) -> Result<Settings, CliError> {
     let mut model = None;
-    let mut options = EngineOptions { keep_details: true, ..EngineOptions::default() };
+    let mut options = EngineOptions::default();
+    options.model.keep_details = true;
     let mut pieces = Vec::new();
     for setting in text.split(',').filter(|setting| *setting != "default") {
         let bad = || {
@@ -104,14 +110,14 @@ fn settings(text: &str) -> Result<Settings, CliError> {
         match key {
             "model" => model = Some(PathBuf::from(value)),
             "threads" => options.threads = crate::flags::thread_count(value).map_err(|_| bad())?,
-            "context" => options.context_tokens = Some(positive(value)?),
-            "pass" => options.pass_tokens = positive(value)?,
-            "strip" => options.strip_rows = positive(value)?,
-            "qsa-block" => options.block_tokens = Some(number(value)?),
+            "context" => options.model.context_tokens = Some(positive(value)?),
+            "pass" => options.model.pass_tokens = positive(value)?,
+            "strip" => options.model.strip_rows = positive(value)?,
+            "qsa-block" => options.model.block_tokens = Some(number(value)?),
             "pieces" => pieces = value.split(':').map(positive).collect::<Result<_, _>>()?,
             "isa" => options.isa = Some(Isa::ALL.into_iter().find(|isa| isa.name() == value).ok_or_else(bad)?),
             "gdn" => {
-                options.gdn_form = match crate::flags::GdnFlag::from_str(value, false).map_err(|_| bad())? {
+                options.model.gdn_form = match crate::flags::GdnFlag::from_str(value, false).map_err(|_| bad())? {
                     crate::flags::GdnFlag::Recurrent => GdnForm::Recurrent,
                     crate::flags::GdnFlag::Chunked => GdnForm::Chunked,
                 }
@@ -174,21 +180,29 @@ fn print_parity_json(parity: &exact::Parity) -> Result<(), CliError> {
 pub(crate) fn kld(flags: &KldFlags) -> Result<(), CliError> {
     interrupt::install()?;
     let path = setup::model_path(flags.model.model.as_deref())?;
-    if flags.what.save.is_some() && !flags.text.is_given() {
-        return Err(CliError::Usage("--save records a text: give --ids, --ids-file or --text".to_owned()));
+    let options = setup::engine_options(&flags.engine);
+    match (&flags.what.save, &flags.what.against) {
+        (Some(save), _) => {
+            let text = flags.text.named()?;
+            check_output(save)?;
+            let mut engine = setup::open(&path, &options)?;
+            let ids = text.read(&engine, flags.limit)?;
+            stoppable(|stop| exact::save_logits(&mut engine, &ids, save, stop))?;
+            note::line(format_args!("{}: {} positions", save.display(), ids.len()));
+            Ok(())
+        }
+        (None, Some(against)) => {
+            let mut engine = setup::open(&path, &options)?;
+            let divergence = stoppable(|stop| exact::divergence(&mut engine, against, stop))?;
+            print_divergence(&divergence, flags.json)
+        }
+        (None, None) => Err(CliError::Usage("give --save or --against".to_owned())),
     }
-    let mut engine = setup::open(&path, &setup::engine_options(&flags.engine))?;
+}
+
+fn print_divergence(d: &exact::Divergence, as_json: bool) -> Result<(), CliError> {
     let mut out = std::io::stdout().lock();
-    if let Some(save) = &flags.what.save {
-        check_output(save)?;
-        let ids = flags.text.read(&engine, flags.limit)?;
-        stoppable(|stop| exact::save_logits(&mut engine, &ids, save, stop))?;
-        note::line(format_args!("{}: {} positions", save.display(), ids.len()));
-        return Ok(());
-    }
-    let Some(against) = &flags.what.against else { unreachable!("one of --save and --against is required") };
-    let d = stoppable(|stop| exact::divergence(&mut engine, against, stop))?;
-    if flags.json {
+    if as_json {
         let line = json!({
             "positions": d.positions, "mean_kl": d.mean_kl, "max_kl": d.max_kl, "top1_agreement": d.top1_agreement,
             "perplexity": d.perplexity, "recorded_perplexity": d.recorded_perplexity,
@@ -209,7 +223,7 @@ pub(crate) fn perplexity(flags: &PplFlags) -> Result<(), CliError> {
     let path = setup::model_path(flags.file.as_deref())?;
     let mut options = setup::engine_options(&flags.engine);
     let window = flags.window as usize;
-    options.context_tokens = options.context_tokens.or(Some(window));
+    options.model.context_tokens = options.model.context_tokens.or(Some(window));
     let text = input::text_file(&flags.text)?;
     let mut engine = setup::open(&path, &options)?;
     let mut ids = engine.tokenizer()?.encode(&text, false).map_err(strata_engine::EngineError::from)?;
@@ -250,8 +264,8 @@ mod tests {
         let Settings { model, options, pieces } =
             settings("model=a/b.gguf,threads=1,isa=portable,pass=16,gdn=chunked,pieces=7:1:20").unwrap();
         assert_eq!(model, Some(PathBuf::from("a/b.gguf")));
-        assert_eq!((options.threads, options.isa, options.pass_tokens), (1, Some(Isa::Portable), 16));
-        assert_eq!((options.gdn_form, pieces), (GdnForm::Chunked, vec![7, 1, 20]));
+        assert_eq!((options.threads, options.isa, options.model.pass_tokens), (1, Some(Isa::Portable), 16));
+        assert_eq!((options.model.gdn_form, pieces), (GdnForm::Chunked, vec![7, 1, 20]));
         assert!(settings("default").is_ok());
         for bad in [
             "threads",

@@ -182,21 +182,6 @@ pub(crate) struct TokenizeFlags {
     pub(crate) model: ModelFlags,
 }
 
-/// The text of an exactness tool. Ids work with files that have no tokenizer.
-#[derive(Args, Clone, Debug)]
-#[group(required = true, multiple = false)]
-pub(crate) struct TextFlags {
-    /// Token ids, separated by commas.
-    #[arg(long, value_name = "IDS", value_delimiter = ',', value_parser = token_id)]
-    pub(crate) ids: Option<Vec<u32>>,
-    /// File with token ids, separated by commas or white space.
-    #[arg(long, value_name = "FILE")]
-    pub(crate) ids_file: Option<PathBuf>,
-    /// File with text.
-    #[arg(long, value_name = "FILE")]
-    pub(crate) text: Option<PathBuf>,
-}
-
 /// How a text is given to the model.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct PieceFlags {
@@ -246,7 +231,7 @@ pub(crate) struct ParityFlags {
     /// The other.
     pub(crate) b: String,
     #[command(flatten)]
-    pub(crate) text: OptionalTextFlags,
+    pub(crate) text: TextFlags,
     /// Use only the first N tokens.
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub(crate) limit: Option<usize>,
@@ -257,10 +242,10 @@ pub(crate) struct ParityFlags {
     pub(crate) model: ModelFlags,
 }
 
-/// [`TextFlags`] for a command that does not always run a text.
+/// The text of an exactness tool. Ids work with files that have no tokenizer.
 #[derive(Args, Clone, Debug)]
 #[group(required = false, multiple = false)]
-pub(crate) struct OptionalTextFlags {
+pub(crate) struct TextFlags {
     /// Token ids, separated by commas.
     #[arg(long, value_name = "IDS", value_delimiter = ',', value_parser = token_id)]
     pub(crate) ids: Option<Vec<u32>>,
@@ -277,7 +262,7 @@ pub(crate) struct KldFlags {
     #[command(flatten)]
     pub(crate) what: KldWhat,
     #[command(flatten)]
-    pub(crate) text: OptionalTextFlags,
+    pub(crate) text: TextFlags,
     /// Use only the first N tokens.
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub(crate) limit: Option<usize>,

@@ -6,7 +6,7 @@ use std::path::Path;
 use strata_engine::Engine;
 
 use crate::error::CliError;
-use crate::flags::{OptionalTextFlags, TextFlags};
+use crate::flags::TextFlags;
 use crate::note;
 
 /// The text of an argument; without one, or with `-`, standard input.
@@ -46,38 +46,44 @@ fn utf8(bytes: Vec<u8>, name: &str) -> Result<String, CliError> {
     })
 }
 
-impl From<TextFlags> for OptionalTextFlags {
-    fn from(TextFlags { ids, ids_file, text }: TextFlags) -> Self {
-        Self { ids, ids_file, text }
+impl TextFlags {
+    /// The text that the user named. Asked for early, before time is spent on loading a model.
+    pub(crate) fn named(&self) -> Result<NamedText<'_>, CliError> {
+        match (&self.ids, &self.ids_file, &self.text) {
+            (Some(ids), _, _) => Ok(NamedText::Ids(ids)),
+            (_, Some(path), _) => Ok(NamedText::IdsFile(path)),
+            (_, _, Some(path)) => Ok(NamedText::File(path)),
+            _ => Err(CliError::Usage("no text: give --ids, --ids-file or --text".to_owned())),
+        }
     }
 }
 
-impl OptionalTextFlags {
-    /// Whether the user named a text.
-    pub(crate) fn is_given(&self) -> bool {
-        self.ids.is_some() || self.ids_file.is_some() || self.text.is_some()
-    }
+/// Where a text comes from.
+pub(crate) enum NamedText<'a> {
+    Ids(&'a [u32]),
+    IdsFile(&'a Path),
+    File(&'a Path),
+}
 
-    /// Its ids, at most `limit` of them.
+impl NamedText<'_> {
+    /// Its ids, at most `limit` of them. Without a limit, a text that is longer than the context is cut, and the user told.
     pub(crate) fn read(&self, engine: &Engine, limit: Option<usize>) -> Result<Vec<u32>, CliError> {
-        let mut ids = match (&self.ids, &self.ids_file, &self.text) {
-            (Some(ids), _, _) => ids.clone(),
-            (_, Some(path), _) => parse_ids(&text_file(path)?, path)?,
-            (_, _, Some(path)) => {
+        let mut ids = match self {
+            Self::Ids(ids) => ids.to_vec(),
+            Self::IdsFile(path) => parse_ids(&text_file(path)?, path)?,
+            Self::File(path) => {
                 let text = text_file(path)?;
                 let mut ids = engine.tokenizer()?.encode(&text, false).map_err(strata_engine::EngineError::from)?;
                 let context = engine.model().context_tokens();
                 if limit.is_none() && ids.len() > context {
-                    let name = path.display();
+                    let (name, all) = (path.display(), ids.len());
                     note::line(format_args!(
-                        "{name}: the first {context} of its {} tokens are used (--limit, --context)",
-                        ids.len()
+                        "{name}: the first {context} of its {all} tokens are used (--limit, --context)"
                     ));
                     ids.truncate(context);
                 }
                 ids
             }
-            _ => return Err(CliError::Usage("no text: give --ids, --ids-file or --text".to_owned())),
         };
         ids.truncate(limit.unwrap_or(usize::MAX));
         Ok(ids)

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use strata_engine::{Engine, EngineOptions, GdnForm, Isa, SamplerParams};
+use strata_engine::{Engine, EngineOptions, GdnForm, Isa, ModelOptions, SamplerParams};
 
 use crate::error::CliError;
 use crate::flags::{EngineFlags, GdnFlag, IsaFlag, SamplingFlags};
@@ -36,15 +36,17 @@ pub(crate) fn engine_options(flags: &EngineFlags) -> EngineOptions {
             IsaFlag::Portable => Some(Isa::Portable),
         },
         threads: flags.threads,
-        context_tokens: flags.context,
-        pass_tokens: flags.pass,
-        strip_rows: flags.strip,
-        gdn_form: match flags.gdn {
-            GdnFlag::Recurrent => GdnForm::Recurrent,
-            GdnFlag::Chunked => GdnForm::Chunked,
+        model: ModelOptions {
+            context_tokens: flags.context,
+            pass_tokens: flags.pass,
+            strip_rows: flags.strip,
+            gdn_form: match flags.gdn {
+                GdnFlag::Recurrent => GdnForm::Recurrent,
+                GdnFlag::Chunked => GdnForm::Chunked,
+            },
+            block_tokens: flags.qsa_block,
+            keep_details: false,
         },
-        block_tokens: flags.qsa_block,
-        keep_details: false,
     }
 }
 

@@ -3,10 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::json;
-use strata_backend::{BackendError, CpuBackend, GdnForm, Isa, UnavailableIsa};
+use strata_backend::{BackendError, CpuBackend, Isa, UnavailableIsa};
 use strata_gguf::{Gguf, GgufError, Metadata, MetadataError, Optional};
 use strata_model::ModelError;
-use strata_model::qwen4exp::{Model, Options};
+use strata_model::qwen4exp::{Model, Options as ModelOptions};
 use thiserror::Error;
 
 use crate::{ChatOptions, ChatTemplate, SamplerParams, SamplingError, TemplateError, Tokenizer, TokenizerError};
@@ -80,32 +80,14 @@ impl EngineError {
 }
 
 /// How a model is to be opened.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct EngineOptions {
     /// Kernels; `None`: the best this machine can run.
     pub isa: Option<Isa>,
     /// Threads; 0: as many as the machine has.
     pub threads: usize,
-    /// Tokens a text may have; `None`: the smaller of the model's own and 32,768.
-    pub context_tokens: Option<usize>,
-    /// Tokens of a prompt that go through the layers together.
-    pub pass_tokens: usize,
-    /// Rows of a pass that one operation handles.
-    pub strip_rows: usize,
-    /// How the DeltaNet recurrence is computed.
-    pub gdn_form: GdnForm,
-    /// Tokens of an attention block, instead of what the file says; 0: attend to everything.
-    pub block_tokens: Option<usize>,
-    /// Whether dumps will be made.
-    pub keep_details: bool,
-}
-
-impl Default for EngineOptions {
-    fn default() -> Self {
-        let Options { context_tokens, pass_tokens, strip_rows, gdn_form, block_tokens, keep_details } =
-            Options::default();
-        Self { isa: None, threads: 0, context_tokens, pass_tokens, strip_rows, gdn_form, block_tokens, keep_details }
-    }
+    /// How the model is run.
+    pub model: ModelOptions,
 }
 
 /// A model ready for use.
@@ -126,15 +108,7 @@ impl Engine {
     pub fn open(path: &Path, options: &EngineOptions) -> Result<Self, EngineError> {
         let gguf = Gguf::open(path)?;
         let backend = CpuBackend::new(options.isa.unwrap_or_else(Isa::best), options.threads)?;
-        let model_options = Options {
-            context_tokens: options.context_tokens,
-            pass_tokens: options.pass_tokens,
-            strip_rows: options.strip_rows,
-            gdn_form: options.gdn_form,
-            block_tokens: options.block_tokens,
-            keep_details: options.keep_details,
-        };
-        let model = Model::load(&gguf, Box::new(backend), model_options)
+        let model = Model::load(&gguf, Box::new(backend), options.model.clone())
             .map_err(|source| EngineError::Load { path: path.to_owned(), source })?;
         let metadata = gguf.metadata();
         Ok(Self {

@@ -21,5 +21,6 @@ pub use generate::{Finish, GenerateOptions, Generated, Session, Stop};
 pub use inspect::{Inspection, MetadataValue, TensorGroup, TensorLine, inspect, tokenizer_of};
 pub use sampling::{Sampler, SamplerParams, SamplingError};
 pub use strata_backend::{GdnForm, Isa};
+pub use strata_model::qwen4exp::Options as ModelOptions;
 pub use template::{ChatOptions, ChatTemplate, TemplateError};
 pub use tokenizer::{Tokenizer, TokenizerError};
