@@ -1,6 +1,6 @@
 //! Decoding a row: one small decoder of a block per type, applied to every block.
 //!
-//! Owns: the choice of the decoder, and the reading of little-endian fields that all decoders share.
+//! Owns: the choice of the decoder.
 //! Promises: every byte pattern decodes.
 //! Refuses: slices whose lengths do not fit together, by a panic: they are a mistake of the caller, not of a file.
 
@@ -60,28 +60,4 @@ fn each_block<const BYTES: usize, const WEIGHTS: usize>(
     for (bytes, weights) in blocks.iter().zip(out) {
         block(bytes, weights);
     }
-}
-
-/// The `N` bytes at `offset` of a block.
-#[inline]
-pub(crate) fn bytes_at<const N: usize>(block: &[u8], offset: usize) -> &[u8; N] {
-    block[offset..].first_chunk().expect("a field lies inside its block")
-}
-
-/// The little-endian 16-bit number at `offset` of a block.
-#[inline]
-pub(crate) fn u16_at(block: &[u8], offset: usize) -> u16 {
-    u16::from_le_bytes(*bytes_at(block, offset))
-}
-
-/// The little-endian 32-bit number at `offset` of a block.
-#[inline]
-pub(crate) fn u32_at(block: &[u8], offset: usize) -> u32 {
-    u32::from_le_bytes(*bytes_at(block, offset))
-}
-
-/// The float16 scale at `offset` of a block.
-#[inline]
-pub(crate) fn f16_at(block: &[u8], offset: usize) -> f32 {
-    float::f16_to_f32(u16_at(block, offset))
 }

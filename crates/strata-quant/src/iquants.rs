@@ -3,7 +3,7 @@
 //! Owns: their decoders, one per type: `d` is the scale of a block, `scale` that of a group in it. Eight weights are
 //! decoded at a time, as the eight signed bytes of a 64-bit number.
 
-use crate::decode::{bytes_at, f16_at, u16_at, u32_at};
+use crate::fields::{bytes_at, f16_at, u16_at, u32_at};
 use crate::float::f16_to_f32;
 use crate::grids::{
     IQ1, IQ1_SHIFT, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS, IQ4_VALUES, SIGN_MASKS, SIGN_MASKS_7, negate_bytes,

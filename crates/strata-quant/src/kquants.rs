@@ -4,7 +4,7 @@
 //! The two- and six-bit types store a half of the block (128 weights) as four planes of 32 weights that share bytes;
 //! group `i` of 16 weights then lies in half `i / 8`, in plane `i / 2 % 4`, at lane `16 * (i % 2)` of the 32.
 
-use crate::decode::{bytes_at, f16_at};
+use crate::fields::{bytes_at, f16_at};
 
 /// Where a group of 16 weights lies in the planes of its block.
 struct Place {

@@ -11,6 +11,7 @@
 
 mod decode;
 mod encode;
+mod fields;
 mod float;
 pub mod grids;
 mod iquants;

@@ -4,7 +4,7 @@
 //! of a run of packed bytes holds weight `j` in its low nibble and, in its high nibble, the weight as many places
 //! further as the run has bytes.
 
-use crate::decode::{bytes_at, f16_at, u32_at};
+use crate::fields::{bytes_at, f16_at, u32_at};
 use crate::float::{mxfp4_scale, nvfp4_scale};
 use crate::grids::{FP4_VALUES, IQ4_VALUES};
 
