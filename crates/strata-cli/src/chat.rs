@@ -19,7 +19,7 @@ pub(crate) fn chat(flags: &ChatFlags) -> Result<(), CliError> {
     engine.template()?;
     let options = GenerateOptions {
         max_tokens: flags.sampling.tokens,
-        sampling: setup::sampling(&flags.sampling, engine.sampling()),
+        sampling: setup::sampling(&flags.sampling, engine.sampling()?),
     };
     let mut session = engine.new_session()?;
 
@@ -40,7 +40,15 @@ pub(crate) fn chat(flags: &ChatFlags) -> Result<(), CliError> {
             }
             text => {
                 messages.push(("user".to_owned(), text.to_owned()));
-                let ids = engine.encode_chat(&messages)?;
+                let ids = match engine.encode_chat(&messages) {
+                    Ok(ids) => ids,
+                    Err(error) => {
+                        // The template may not like this message; the conversation so far stays.
+                        note::line(format_args!("strata: {error}"));
+                        messages.pop();
+                        continue;
+                    }
+                };
                 if ids.len() >= engine.model().context_tokens() {
                     let context = engine.model().context_tokens();
                     note::line(format_args!(

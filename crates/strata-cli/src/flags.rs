@@ -35,6 +35,8 @@ pub(crate) enum Command {
     /// Evaluate a model on a text.
     #[command(subcommand)]
     Eval(EvalCommand),
+    /// Write a model of random weights with the shape, types and routing of a real one.
+    Synth(SynthFlags),
     /// Print a completion script for a shell.
     Completions {
         /// The shell.
@@ -300,7 +302,7 @@ pub(crate) struct PplFlags {
     #[arg(long, value_name = "FILE")]
     pub(crate) text: PathBuf,
     /// Tokens of a window.
-    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(2..))]
+    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(4..))]
     pub(crate) window: u32,
     /// Use only the first N tokens of the text.
     #[arg(long, value_name = "N", value_parser = at_least_one)]
@@ -310,6 +312,74 @@ pub(crate) struct PplFlags {
     pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) engine: EngineFlags,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct SynthFlags {
+    /// File to write (GGUF). It must not exist yet.
+    pub(crate) output: PathBuf,
+    /// Shape of the model.
+    #[arg(long, value_enum)]
+    pub(crate) shape: ShapeFlag,
+    /// Only the first N layers.
+    #[arg(long, value_name = "N")]
+    pub(crate) layers: Option<usize>,
+    /// Only N experts a layer.
+    #[arg(long, value_name = "N")]
+    pub(crate) experts: Option<usize>,
+    /// About N rows in the n-gram table; 320000000 gives flash-next-iq2 the published table of 29 GB
+    /// [default: 8000000 of flash-next-iq2, 8192 of small].
+    #[arg(long, value_name = "N", conflicts_with = "no_table")]
+    pub(crate) table_rows: Option<u64>,
+    /// No n-gram table, and no module that uses it.
+    #[arg(long)]
+    pub(crate) no_table: bool,
+    /// Put the n-gram table into a file of its own: FILE-00001-of-00002.gguf and FILE-00002-of-00002.gguf.
+    #[arg(long)]
+    pub(crate) split: bool,
+    /// Seed of all that is random. The same flags and seed give the same bytes.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) seed: u64,
+    /// Write the ids of the prompt to this file, separated by commas (as --ids-file takes them).
+    #[arg(long, value_name = "FILE")]
+    pub(crate) save_ids: Option<PathBuf>,
+    /// Print one JSON object, sizes in bytes.
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) routing: RoutingFlags,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ShapeFlag {
+    /// Qwen3.8-Flash-Next, types of its IQ2_XS file: 40 GB.
+    FlashNextIq2,
+    /// The same architecture in a few MB.
+    Small,
+}
+
+/// How the routing behaves. Without these, nearly as on real text.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Routing")]
+pub(crate) struct RoutingFlags {
+    /// Share of routing that all tokens have in common: with more, some experts are used by every text.
+    #[arg(long, value_name = "SHARE")]
+    pub(crate) skew: Option<f32>,
+    /// Share that the documents of a domain have in common: with more, a text uses fewer experts.
+    #[arg(long, value_name = "SHARE")]
+    pub(crate) domain: Option<f32>,
+    /// Share that the tokens of a topic have in common: with more, a cache hits more often.
+    #[arg(long, value_name = "SHARE")]
+    pub(crate) topic: Option<f32>,
+    /// Tokens for which the prompt stays with a topic, on average.
+    #[arg(long, value_name = "N")]
+    pub(crate) topic_tokens: Option<u32>,
+    /// How much layers differ in what they read: with more, forecasts are worse.
+    #[arg(long, value_name = "X")]
+    pub(crate) drift: Option<f32>,
+    /// How much what a layer reads depends on the token: with more, forecasts are worse, one token at a time.
+    #[arg(long, value_name = "X")]
+    pub(crate) gate: Option<f32>,
 }
 
 /// The most threads: more than any machine has, few enough to start.

@@ -91,10 +91,18 @@ fn short(value: &MetadataValue) -> String {
         }
         MetadataValue::Scalar(text) => text.to_string(),
         MetadataValue::List { first, len } => {
-            let first: Vec<_> = first.iter().map(Json::to_string).take(SHOWN_ELEMENTS).collect();
+            let first: Vec<_> = first.iter().map(element).take(SHOWN_ELEMENTS).collect();
             let dots = if first.len() < *len { format!(", ... ({len} elements)") } else { String::new() };
             format!("[{}{dots}]", first.join(", "))
         }
+    }
+}
+
+/// An element of a list. Strings are quoted as Rust does, which leaves no character that a terminal obeys.
+fn element(value: &Json) -> String {
+    match value {
+        Json::String(text) => format!("{:?}", text.chars().take(SHOWN_CHARACTERS).collect::<String>()),
+        number => number.to_string(),
     }
 }
 

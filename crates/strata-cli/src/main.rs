@@ -14,6 +14,7 @@ mod interrupt;
 mod note;
 mod run;
 mod setup;
+mod synth;
 mod tokenize;
 
 use std::process::ExitCode;
@@ -42,6 +43,7 @@ fn main() -> ExitCode {
         Command::Parity(flags) => exact::parity(&flags),
         Command::Kld(flags) => exact::kld(&flags),
         Command::Eval(EvalCommand::Ppl(flags)) => exact::perplexity(&flags),
+        Command::Synth(flags) => synth::synth(&flags),
         Command::Completions { shell } => completions(shell),
     };
     match result {

@@ -16,7 +16,7 @@ pub(crate) fn run(flags: &RunFlags) -> Result<(), CliError> {
     let ids = encode(&engine, flags, prompt)?;
     let options = GenerateOptions {
         max_tokens: flags.sampling.tokens,
-        sampling: setup::sampling(&flags.sampling, engine.sampling()),
+        sampling: setup::sampling(&flags.sampling, engine.sampling()?),
     };
     let mut session = engine.new_session()?;
     let generated = stream(&mut engine, &mut session, &ids, &options)?;

@@ -1,6 +1,8 @@
 //! A model file opened for use: weights, tokenizer and chat template.
 
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use serde_json::json;
 use strata_backend::{BackendError, CpuBackend, Isa, UnavailableIsa};
@@ -17,9 +19,6 @@ pub enum EngineError {
     /// The file is no GGUF file, or is damaged.
     #[error(transparent)]
     File(#[from] GgufError),
-    /// A metadata value cannot be used.
-    #[error(transparent)]
-    Metadata(#[from] MetadataError),
     /// The file is not a model that can be run, or running it failed.
     #[error("{}: {source}", path.display())]
     Load {
@@ -56,6 +55,14 @@ pub enum EngineError {
         path: PathBuf,
         /// What is wrong.
         problem: String,
+    },
+    /// The model gave a logit that is no number.
+    #[error(
+        "the logits of position {position} are not all finite numbers: the model's arithmetic or its file is broken"
+    )]
+    NotFinite {
+        /// Position in the text.
+        position: usize,
     },
     /// A text too short for what was asked.
     #[error("the text has {got_tokens} tokens, but {needed_tokens} are needed")]
@@ -94,31 +101,26 @@ pub struct EngineOptions {
 pub struct Engine {
     pub(crate) model: Model,
     path: PathBuf,
-    tokenizer: Result<Tokenizer, String>,
-    template: Result<ChatTemplate, String>,
-    sampling: SamplerParams,
+    gguf: Gguf,
+    // Made when they are first asked for, since a run on ids needs neither. Failures are kept as words: they are told to
+    // everyone who asks.
+    tokenizer: OnceLock<Result<Tokenizer, String>>,
+    template: OnceLock<Result<ChatTemplate, String>>,
 }
 
 impl Engine {
     /// Opens the model of a file, or of the set of files that it belongs to.
     ///
     /// # Errors
-    /// When the file cannot be read or is no model that can be run. A tokenizer or template that cannot be used is an
-    /// error only when it is needed.
+    /// When the file cannot be read or is no model that can be run. A tokenizer, a template or recommendations that cannot
+    /// be used are an error only when they are needed.
     pub fn open(path: &Path, options: &EngineOptions) -> Result<Self, EngineError> {
         let gguf = Gguf::open(path)?;
         let backend = CpuBackend::new(options.isa.unwrap_or_else(Isa::best), options.threads)?;
         let model = Model::load(&gguf, Box::new(backend), options.model.clone())
             .map_err(|source| EngineError::Load { path: path.to_owned(), source })?;
-        let metadata = gguf.metadata();
-        Ok(Self {
-            model,
-            path: path.to_owned(),
-            // Kept as words: they are told to whoever asks for the tokenizer or the template, perhaps several times.
-            tokenizer: Tokenizer::from_metadata(metadata).map_err(|error| error.to_string()),
-            template: ChatTemplate::from_metadata(metadata).map_err(|error| error.to_string()),
-            sampling: recommended_sampling(metadata)?,
-        })
+        let path = path.to_owned();
+        Ok(Self { model, path, gguf, tokenizer: OnceLock::new(), template: OnceLock::new() })
     }
 
     /// The file it was opened from.
@@ -136,7 +138,8 @@ impl Engine {
     /// # Errors
     /// When the file has none, or one that cannot be used.
     pub fn tokenizer(&self) -> Result<&Tokenizer, EngineError> {
-        self.tokenizer.as_ref().map_err(|problem| EngineError::Unusable(problem.clone()))
+        let make = || Tokenizer::from_metadata(self.gguf.metadata()).map_err(|error| self.unusable(&error));
+        self.tokenizer.get_or_init(make).as_ref().map_err(|problem| EngineError::Unusable(problem.clone()))
     }
 
     /// The file's chat template.
@@ -144,13 +147,22 @@ impl Engine {
     /// # Errors
     /// When the file has none, or one that cannot be used.
     pub fn template(&self) -> Result<&ChatTemplate, EngineError> {
-        self.template.as_ref().map_err(|problem| EngineError::Unusable(problem.clone()))
+        let make = || ChatTemplate::from_metadata(self.gguf.metadata()).map_err(|error| self.unusable(&error));
+        self.template.get_or_init(make).as_ref().map_err(|problem| EngineError::Unusable(problem.clone()))
+    }
+
+    fn unusable(&self, error: &impl Display) -> String {
+        format!("{}: {error}", self.path.display())
     }
 
     /// How the model's makers say to sample (`general.sampling.*`), with this program's defaults for what they leave
     /// open: temperature 0.8, the 40 best, top-p 0.95, min-p 0.05, seed 0.
-    pub fn sampling(&self) -> SamplerParams {
-        self.sampling
+    ///
+    /// # Errors
+    /// When the file has something else than numbers there.
+    pub fn sampling(&self) -> Result<SamplerParams, EngineError> {
+        let unusable = |error| EngineError::Unusable(self.unusable(&error));
+        recommended_sampling(self.gguf.metadata()).map_err(unusable)
     }
 
     /// Ids of a conversation, ready for the assistant's answer. Messages are `(role, content)`.
@@ -166,8 +178,13 @@ impl Engine {
 }
 
 fn recommended_sampling(metadata: &Metadata) -> Result<SamplerParams, MetadataError> {
-    let number = |key: &str| metadata.f32(&format!("general.sampling.{key}")).optional();
-    let top_k = metadata.u32("general.sampling.top_k").optional()?;
+    // Writers differ in whether whole numbers are stored as integers.
+    let number = |key: &str| {
+        let key = format!("general.sampling.{key}");
+        metadata.i64(&key).map(|whole| whole as f32).or_else(|_| metadata.f32(&key)).optional()
+    };
+    // Zero and less mean all tokens.
+    let top_k = metadata.i64("general.sampling.top_k").optional()?.map(|k| k.clamp(0, i64::from(u32::MAX)) as u32);
     Ok(SamplerParams {
         temperature: number("temp")?.unwrap_or(0.8),
         top_k: top_k.unwrap_or(40),

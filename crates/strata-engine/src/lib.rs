@@ -12,6 +12,7 @@ mod generate;
 mod inspect;
 mod python_json;
 mod sampling;
+mod synth;
 mod template;
 mod tokenizer;
 
@@ -22,5 +23,6 @@ pub use inspect::{Inspection, MetadataValue, TensorGroup, TensorLine, inspect, t
 pub use sampling::{Sampler, SamplerParams, SamplingError};
 pub use strata_backend::{GdnForm, Isa};
 pub use strata_model::qwen4exp::Options as ModelOptions;
+pub use synth::{Routing, Synth, SynthError, SynthOptions, SynthShape, SynthStatistics};
 pub use template::{ChatOptions, ChatTemplate, TemplateError};
 pub use tokenizer::{Tokenizer, TokenizerError};

@@ -3,9 +3,13 @@
 //! Owns: the Jinja dialect that published templates are written in, as transformers runs them: block tags take their
 //! line with them, loops have `break` and `continue`, strings, lists and dictionaries have Python's methods, and
 //! `raise_exception`, `strftime_now` and `tojson` exist.
-//! Promises: the same text for the same messages, options and time; an end to loops, recursion and text without end
-//! (work, memory and depth are bounded); errors that say what the template did not like.
+//! Promises: the same text for the same messages, options and time; an end to loops, recursion and text without end;
+//! errors that say what the template did not like.
 //! Refuses: to guess. A file without a template cannot chat.
+//!
+//! A template is a program from the model file. The limits here stop the faulty and the careless ones, not one that was
+//! made to harm: values that hold themselves or share their parts can still exhaust time, memory or stack in places
+//! that the template library does not count.
 
 use jiff::ZonedDateTime;
 use minijinja::syntax::SyntaxConfig;

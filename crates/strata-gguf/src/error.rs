@@ -111,6 +111,8 @@ pub enum Problem {
         "wanted {wanted_bytes} bytes at offset {offset}, got {got_bytes}: the file ends there; was it cut while in use?"
     )]
     ShortRead { offset: u64, wanted_bytes: u64, got_bytes: u64 },
+    #[error("not enough memory for the {len_bytes} bytes of tensor `{tensor}`")]
+    OutOfMemory { tensor: String, len_bytes: u64 },
     #[error("{got_bytes} bytes of tensor data were given, but the declared tensors take {wanted_bytes}")]
     DataLength { wanted_bytes: u64, got_bytes: u64 },
 }

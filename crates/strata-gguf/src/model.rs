@@ -113,9 +113,14 @@ impl Gguf {
     /// Reads all data of a tensor of this model.
     ///
     /// # Errors
-    /// As [`read_range`](Self::read_range).
+    /// As [`read_range`](Self::read_range), and when there is no memory for it.
     pub fn read(&self, tensor: &Tensor) -> Result<Vec<u8>, GgufError> {
-        let mut bytes = vec![0; tensor.len_bytes as usize];
+        let mut bytes = Vec::new();
+        if bytes.try_reserve_exact(tensor.len_bytes as usize).is_err() {
+            let problem = Problem::OutOfMemory { tensor: tensor.name.clone(), len_bytes: tensor.len_bytes };
+            return Err(GgufError::new(&self.files[tensor.file].path, problem));
+        }
+        bytes.resize(tensor.len_bytes as usize, 0);
         self.read_range(tensor.file, tensor.offset, &mut bytes)?;
         Ok(bytes)
     }

@@ -9,9 +9,9 @@ use crate::pool::{DisjointMut, Pool};
 pub enum Isa {
     /// Plain Rust, vectorised by the compiler for the target's baseline.
     Portable,
-    /// AVX2 with FMA (x86-64).
+    /// AVX2 with FMA and F16C (x86-64).
     Avx2,
-    /// AVX-512F (x86-64).
+    /// AVX-512 F, BW, DQ and VL (x86-64): every processor with AVX-512 but the Xeon Phi.
     Avx512,
 }
 
@@ -33,9 +33,17 @@ impl Isa {
         match self {
             Self::Portable => true,
             #[cfg(target_arch = "x86_64")]
-            Self::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
+            Self::Avx2 => {
+                is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
+            }
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => Self::Avx2.is_available() && is_x86_feature_detected!("avx512f"),
+            Self::Avx512 => {
+                Self::Avx2.is_available()
+                    && is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512bw")
+                    && is_x86_feature_detected!("avx512dq")
+                    && is_x86_feature_detected!("avx512vl")
+            }
             #[cfg(not(target_arch = "x86_64"))]
             _ => false,
         }

@@ -10,6 +10,7 @@
 
 pub mod attention;
 mod cpu;
+pub mod decode;
 pub mod experts;
 pub mod gdn;
 pub mod hyper;

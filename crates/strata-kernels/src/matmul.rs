@@ -4,8 +4,8 @@
 //! tiles depends on their number; the arithmetic of one output value does not.
 
 use strata_gguf::TensorType;
-use strata_quant::decode_row;
 
+use crate::decode::decode_blocks;
 use crate::pool::DisjointMut;
 use crate::vector::{Lanes, dispatch, dots};
 use crate::{Cpu, Isa};
@@ -41,11 +41,11 @@ impl<'a> Matrix<'a> {
         self.cols
     }
 
-    /// Decodes the rows `first .. first + out.len() / cols` into `out`, without the scale.
-    pub fn decode(&self, first: usize, out: &mut [f32]) {
+    /// Decodes the rows `first .. first + out.len() / cols` into `out`, without the scale. The bits do not depend on `isa`.
+    pub fn decode(&self, isa: Isa, first: usize, out: &mut [f32]) {
         let row_bytes = self.bytes.len() / self.rows;
         let count = out.len() / self.cols;
-        decode_row(self.ty, &self.bytes[first * row_bytes..(first + count) * row_bytes], out);
+        decode_blocks(isa, self.ty, &self.bytes[first * row_bytes..(first + count) * row_bytes], out);
     }
 }
 
@@ -72,7 +72,7 @@ pub fn matmul(cpu: &Cpu, w: &Matrix<'_>, x: &[f32], y: &mut [f32]) {
             let first = task * PANEL_ROWS;
             let count = PANEL_ROWS.min(w.rows - first);
             let panel = &mut panel[..count * w.cols];
-            w.decode(first, panel);
+            w.decode(cpu.isa(), first, panel);
             multiply_panel(cpu.isa(), panel, count, x, &|t, n, values| {
                 // SAFETY: this task alone writes the columns `first .. first + count` of any row.
                 put(unsafe { out.part(t * w.rows + first + n, values.len()) }, values, w.scale);
@@ -89,7 +89,7 @@ pub(crate) fn matmul_here(isa: Isa, w: &Matrix<'_>, x: &[f32], y: &mut [f32], pa
     for first in (0..w.rows).step_by(PANEL_ROWS) {
         let count = PANEL_ROWS.min(w.rows - first);
         let panel = &mut panel[..count * w.cols];
-        w.decode(first, panel);
+        w.decode(isa, first, panel);
         multiply_panel(isa, panel, count, x, &|t, n, values| {
             // SAFETY: one thread, and each part is dropped before the next is taken.
             put(unsafe { out.part(t * w.rows + first + n, values.len()) }, values, w.scale);

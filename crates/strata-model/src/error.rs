@@ -53,6 +53,12 @@ pub enum ModelError {
         /// What the file holds.
         got: Vec<u64>,
     },
+    /// A tensor whose meaning is not known.
+    #[error("tensor `{tensor}` is not supported: without it the results would be wrong")]
+    Unsupported {
+        /// Its name.
+        tensor: String,
+    },
     /// The experts or the n-gram table could not be read.
     #[error(transparent)]
     Store(#[from] StoreError),

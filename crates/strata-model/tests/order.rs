@@ -93,6 +93,11 @@ impl ExpertStore for Watched {
         self.script.lock().unwrap().slots_out -= 1;
         self.inner.release(slot);
     }
+
+    fn abandon(&mut self) {
+        self.script.lock().unwrap().log.push("abandon".to_owned());
+        self.inner.abandon();
+    }
 }
 
 fn watched(name: &str, backend: Box<dyn Backend>, options: Options, script: Script) -> (Model, Arc<Mutex<Script>>) {
@@ -216,6 +221,7 @@ fn an_expert_that_cannot_be_read_ends_the_request_and_nothing_else() {
         assert!(text.contains(part), "{text}");
     }
     assert!(out.is_empty());
+    assert_eq!(script.lock().unwrap().log.last().unwrap(), "abandon");
 
     // The torn sequence says so; reset, it gives the right answer.
     script.lock().unwrap().fails_at = None;

@@ -81,4 +81,7 @@ pub trait ExpertStore: Send {
 
     /// Takes a slot back: its memory may be used for another record.
     fn release(&mut self, slot: Slot);
+
+    /// The pass was given up: what was demanded and not handed out is not needed any more.
+    fn abandon(&mut self);
 }

@@ -117,6 +117,12 @@ impl ExpertStore for ResidentStore {
     }
 
     fn release(&mut self, _slot: Slot) {}
+
+    fn abandon(&mut self) {
+        for layer in &mut self.layers {
+            layer.wanted.drain(..).for_each(|index| layer.is_wanted[index as usize] = false);
+        }
+    }
 }
 
 #[cfg(test)]
@@ -192,6 +198,10 @@ mod tests {
         store.close(1);
         let ids: Vec<_> = ready(&mut store, 1).iter().map(|s| s.id().index).collect();
         assert_eq!(ids, [2, 0]);
+        assert!(ready(&mut store, 1).is_empty());
+        // What is given up is not handed out, and can be demanded again.
+        store.demand(1, &demand(&[0, 2])).unwrap();
+        store.abandon();
         assert!(ready(&mut store, 1).is_empty());
         // The next pass starts afresh.
         store.demand(1, &demand(&[2])).unwrap();

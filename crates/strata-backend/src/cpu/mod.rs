@@ -154,7 +154,7 @@ impl Backend for CpuBackend {
         for (row, id) in ids.iter().enumerate() {
             let streams = pass.streams.rows_mut(first_row + row..first_row + row + 1);
             let (first, others) = streams.split_at_mut(hidden);
-            table.decode(*id as usize, first);
+            table.decode(self.cpu.isa(), *id as usize, first);
             others.chunks_exact_mut(hidden).for_each(|other| other.copy_from_slice(first));
         }
         Ok(())
@@ -174,6 +174,7 @@ impl Backend for CpuBackend {
     fn mix(&mut self, pass: PassId, rows: Range<usize>, mixer: &Mixer, id: StateId) -> Result<(), BackendError> {
         let Self { cpu, weights, passes, states, scratch, .. } = self;
         let pass = &mut passes[pass.0 as usize];
+        assert!(rows.len() <= pass.shape.strip_rows, "a strip of {} rows", rows.len());
         if pass.shape.keep_details {
             // Only attention selects: what an earlier layer or pass left here is not this mixer's.
             pass.selected_blocks[rows.clone()].fill(None);

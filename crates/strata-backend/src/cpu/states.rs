@@ -48,7 +48,7 @@ impl State {
                     kv_width,
                     keys: reserved(context_tokens, kv_width)?,
                     values: reserved(context_tokens, kv_width)?,
-                    open_keys: reserved(block_tokens, dim)?,
+                    open_keys: reserved(block_tokens.min(context_tokens), dim)?,
                     block_keys: reserved(context_tokens / block_tokens, dim)?,
                 })
             }

@@ -1,6 +1,8 @@
 //! `strata chat` with lines from a pipe.
 
-use crate::{Ran, strata_reads};
+use strata_gguf::{Gguf, GgufWriter, Metadata, NewTensor, Value};
+
+use crate::{Ran, mini, strata_reads};
 
 fn chat(more: &[&str], input: &[u8]) -> Ran {
     strata_reads(&[&["chat", "--temp", "0", "-n", "6"], more].concat(), input)
@@ -67,5 +69,33 @@ fn too_long_a_line_is_refused_and_the_talk_goes_on() {
 fn bytes_that_are_no_text_do_not_end_a_conversation() {
     let ran = chat(&[], b"a\xff\0b\nHi.\n");
     assert_eq!(summaries(&ran).len(), 2, "{ran:?}");
+    ran.ok();
+}
+
+#[test]
+fn a_message_that_the_template_refuses_does_not_end_a_conversation() {
+    // The shipped model with a template that refuses one word, in words that hold a terminal code.
+    let template = "{%- for m in messages %}{%- if 'forbidden' in m.content %}{{- raise_exception('no \x1b[31m way') }}\
+                    {%- endif %}{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{%- endfor %}\
+                    {%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}";
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("picky.gguf");
+    let source = Gguf::open(&mini()).unwrap();
+    let mut metadata = Metadata::new();
+    for (key, value) in source.metadata().iter() {
+        let value = if key == "tokenizer.chat_template" { Value::String(template.to_owned()) } else { value.clone() };
+        metadata.insert(key, value).unwrap();
+    }
+    let declared: Vec<_> =
+        source.tensors().map(|t| NewTensor { name: t.name.clone(), dims: t.dims.clone(), ty: t.ty }).collect();
+    let mut writer = GgufWriter::create(&path, &metadata, &declared).unwrap();
+    source.tensors().for_each(|t| writer.write(&source.read(t).unwrap()).unwrap());
+    writer.finish().unwrap();
+
+    let ran = chat(&["-m", path.to_str().unwrap()], b"Hi.\nthis is forbidden\nAnd now?\n");
+    assert!(ran.stderr.contains("refuses these messages: no \\u{1b}[31m way"), "{ran:?}");
+    let turns = summaries(&ran);
+    assert_eq!(turns.len(), 2, "{ran:?}");
+    assert!(turns[1].contains("known"), "the refused message is forgotten: {ran:?}");
     ran.ok();
 }

@@ -5,6 +5,7 @@ mod exact;
 mod inspect;
 mod interrupt;
 mod run;
+mod synth;
 mod tokenize;
 mod usage;
 

@@ -5,7 +5,7 @@ use std::process::Stdio;
 
 use crate::{command, strata};
 
-const COMMANDS: [&[&str]; 11] = [
+const COMMANDS: [&[&str]; 12] = [
     &[],
     &["run"],
     &["chat"],
@@ -16,6 +16,7 @@ const COMMANDS: [&[&str]; 11] = [
     &["parity"],
     &["kld"],
     &["eval", "ppl"],
+    &["synth"],
     &["completions"],
 ];
 

@@ -23,6 +23,9 @@ pub fn dump(engine: &mut Engine, ids: &[u32], pieces: &[usize], dir: &Path, stop
     if ids.is_empty() {
         return Err(EngineError::EmptyPrompt);
     }
+    if !engine.model.keeps_details() {
+        return Err(problem(dir, "the engine was opened without `keep_details`: there is nothing to dump"));
+    }
     std::fs::create_dir_all(dir).map_err(|error| problem(dir, &error))?;
     if std::fs::read_dir(dir).map_err(|error| problem(dir, &error))?.next().is_some() {
         return Err(problem(dir, "the directory is not empty; a dump needs one of its own"));

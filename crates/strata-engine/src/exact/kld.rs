@@ -38,7 +38,7 @@ pub fn save_logits(engine: &mut Engine, ids: &[u32], path: &Path, stop: &Stop) -
 /// Runs the ids of a recorded file and compares.
 ///
 /// # Errors
-/// When the file is no such record or of another vocabulary, the model fails, or `stop` was set.
+/// When the file is no such record or of another vocabulary, the model fails or gives what is no number, or `stop` was set.
 pub fn divergence(engine: &mut Engine, path: &Path, stop: &Stop) -> Result<Divergence, EngineError> {
     let file = File::read(path)?;
     let (_, ids) = file.u32("ids")?;
@@ -60,6 +60,9 @@ pub fn divergence(engine: &mut Engine, path: &Path, stop: &Stop) -> Result<Diver
     let (mut sum_kl, mut max_kl, mut agreements) = (0.0, 0.0f64, 0);
     let (mut nats, mut recorded_nats) = (0.0, 0.0);
     for (position, (recorded, run)) in rows.enumerate() {
+        if recorded.iter().chain(run).any(|logit| !logit.is_finite()) {
+            return Err(EngineError::NotFinite { position });
+        }
         let kl = kl(recorded, run);
         sum_kl += kl;
         max_kl = max_kl.max(kl);

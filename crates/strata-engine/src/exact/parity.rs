@@ -83,7 +83,7 @@ pub fn parity(a: &Path, b: &Path) -> Result<Parity, EngineError> {
         return Err(problem(b, &format!("a dump of a model with other layers than {}", a.display())));
     }
     let mut parity = Parity::default();
-    for name in dump_a.parts.keys() {
+    for (_, name) in dump_a.parts.keys() {
         let (layer_a, layer_b) = (dump_a.layer(name, positions)?, dump_b.layer(name, positions)?);
         if !layer_a.iter().map(|(k, v)| (k, v.width)).eq(layer_b.iter().map(|(k, v)| (k, v.width))) {
             return Err(problem(b, &format!("{name} has tensors of other shapes than in {}", a.display())));
@@ -126,7 +126,9 @@ fn compare(name: &str, a: &Values, b: &Values, result: &mut LayerParity, first: 
         }
         if let (false, Some(x), Some(y)) = (is_integer, x, y) {
             let difference = (f32::from_le_bytes(*x) - f32::from_le_bytes(*y)).abs();
-            result.largest = result.largest.max(difference);
+            if difference.is_finite() {
+                result.largest = result.largest.max(difference);
+            }
         }
         first.get_or_insert_with(|| Difference {
             layer: result.name.clone(),
@@ -152,15 +154,20 @@ struct Values {
     words: Vec<[u8; 4]>,
 }
 
+/// Layers by number, then the logits.
+fn computed_at(part: &str) -> usize {
+    part.strip_prefix("layer").and_then(|number| number.parse().ok()).unwrap_or(usize::MAX)
+}
+
 struct Dump {
     dir: PathBuf,
-    /// Files of each layer (and of the logits), by position.
-    parts: BTreeMap<String, Vec<PathBuf>>,
+    /// Files of each layer (and of the logits), by position. In the order of computation: see [`computed_at`].
+    parts: BTreeMap<(usize, String), Vec<PathBuf>>,
 }
 
 impl Dump {
     fn open(dir: &Path) -> Result<Self, EngineError> {
-        let mut parts: BTreeMap<String, Vec<PathBuf>> = BTreeMap::new();
+        let mut parts: BTreeMap<_, Vec<PathBuf>> = BTreeMap::new();
         let entries = std::fs::read_dir(dir).map_err(|error| problem(dir, &error))?;
         let mut paths: Vec<PathBuf> = entries
             .map(|entry| entry.map(|e| e.path()))
@@ -170,7 +177,7 @@ impl Dump {
         for path in paths {
             let Some(name) = path.file_name().and_then(|name| name.to_str()) else { continue };
             if let [part, _, "safetensors"] = name.split('.').collect::<Vec<_>>()[..] {
-                parts.entry(part.to_owned()).or_default().push(path.clone());
+                parts.entry((computed_at(part), part.to_owned())).or_default().push(path.clone());
             }
         }
         if parts.is_empty() {
@@ -187,7 +194,7 @@ impl Dump {
     fn layer(&self, name: &str, positions: usize) -> Result<BTreeMap<String, Values>, EngineError> {
         let mut all: BTreeMap<String, Values> = BTreeMap::new();
         let mut rows = 0;
-        for path in &self.parts[name] {
+        for path in &self.parts[&(computed_at(name), name.to_owned())] {
             if *path != self.dir.join(format!("{name}.{rows:08}.safetensors")) {
                 let text = format!("the dump is incomplete: expected a file that begins at position {rows}");
                 return Err(problem(path, &text));

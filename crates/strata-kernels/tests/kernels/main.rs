@@ -5,6 +5,7 @@
 
 mod attention;
 mod cpu;
+mod decode;
 mod experts;
 #[cfg(not(miri))] // plain Rust, and slow there
 mod gdn;

@@ -123,9 +123,12 @@ fn rows_decode_from_the_middle_of_a_matrix() {
     for (ty, all_cols) in types() {
         let w = Weights::random(&mut random, ty, 7, all_cols[0], 3.0);
         for (first, count) in [(0, 7), (2, 3), (6, 1), (4, 0)] {
-            let mut out = poison(count * w.cols);
-            w.matrix().decode(first, &mut out);
-            assert_eq!(bits(&out), bits(&w.decoded[first * w.cols..][..count * w.cols]), "{ty}, {count} from {first}");
+            for isa in isas() {
+                let mut out = poison(count * w.cols);
+                w.matrix().decode(isa, first, &mut out);
+                let want = &w.decoded[first * w.cols..][..count * w.cols];
+                assert_eq!(bits(&out), bits(want), "{ty} {isa}, {count} from {first}");
+            }
         }
     }
 }

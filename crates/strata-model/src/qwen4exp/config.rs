@@ -146,9 +146,23 @@ impl Keys<'_> {
 
     /// A size: at least 1.
     fn size(&self, key: &str) -> Result<usize, ModelError> {
+        self.size_up_to(key, MAX_SIZE)
+    }
+
+    /// A size of which memory or work is more than a multiple.
+    fn size_up_to(&self, key: &str, most: u64) -> Result<usize, ModelError> {
         match self.0.u64(&Self::key(key))? {
-            n @ 1..=MAX_SIZE => Ok(n as usize),
-            n => Err(invalid(Self::key(key), format!("expected a size from 1 to {MAX_SIZE}, got {n}"))),
+            n if (1..=most).contains(&n) => Ok(n as usize),
+            n => Err(invalid(Self::key(key), format!("expected a size from 1 to {most}, got {n}"))),
+        }
+    }
+
+    /// A size, or a list of the same size for every layer.
+    fn size_of_all_layers(&self, key: &str) -> Result<usize, ModelError> {
+        let Ok(list) = self.0.u64_array(&Self::key(key)) else { return self.size(key) };
+        match list[..] {
+            [first @ 1..=MAX_SIZE, ref others @ ..] if others.iter().all(|n| *n == first) => Ok(first as usize),
+            _ => Err(invalid(Self::key(key), "expected one size for all layers; different ones are not supported")),
         }
     }
 
@@ -255,7 +269,7 @@ fn read_gdn(keys: &Keys<'_>) -> Result<GdnConfig, ModelError> {
     let config = GdnConfig {
         key_heads: keys.size("ssm.group_count")?,
         value_heads: keys.size("ssm.time_step_rank")?,
-        head_dim: keys.size("ssm.state_size")?,
+        head_dim: keys.size_up_to("ssm.state_size", 4096)?,
         conv_taps: keys.size("ssm.conv_kernel")?,
     };
     divides("ssm.time_step_rank", config.value_heads, config.key_heads, "key heads")?;
@@ -270,8 +284,8 @@ fn read_gdn(keys: &Keys<'_>) -> Result<GdnConfig, ModelError> {
 fn read_moe(keys: &Keys<'_>) -> Result<MoeConfig, ModelError> {
     let config = MoeConfig {
         experts: keys.size("expert_count")?,
-        top_k: keys.size("expert_used_count")?,
-        ff: keys.size("expert_feed_forward_length")?,
+        top_k: keys.size_up_to("expert_used_count", 1024)?,
+        ff: keys.size_of_all_layers("expert_feed_forward_length")?,
         shared_ff: keys.size("expert_shared_feed_forward_length")?,
     };
     if config.top_k > config.experts {

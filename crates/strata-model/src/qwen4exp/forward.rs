@@ -108,6 +108,19 @@ impl Model {
         }
         self.check(sequence, ids)?;
         sequence.is_torn = true;
+        self.passes(sequence, ids, wanted, logits, observer).inspect_err(|_| self.store.abandon())?;
+        sequence.is_torn = false;
+        Ok(())
+    }
+
+    fn passes(
+        &mut self,
+        sequence: &mut Sequence,
+        ids: &[u32],
+        wanted: Rows,
+        logits: &mut Vec<f32>,
+        observer: &mut dyn Observer,
+    ) -> Result<(), ModelError> {
         let passes = ids.len().div_ceil(self.options.pass_tokens);
         for (i, ids) in ids.chunks(self.options.pass_tokens).enumerate() {
             self.pass(sequence, ids, observer)?;
@@ -121,7 +134,6 @@ impl Model {
                 Rows::Last => {}
             }
         }
-        sequence.is_torn = false;
         Ok(())
     }
 

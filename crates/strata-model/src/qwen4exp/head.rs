@@ -21,6 +21,7 @@ pub(super) fn load(loader: &mut Loader<'_>, config: &Config) -> Result<Head, Mod
     if vocabulary > u32::MAX as usize {
         return Err(wrong_shape(table, &[config.hidden, u32::MAX as usize]));
     }
+    loader.no_scale("token_embd")?;
     let embedding = loader.matrix("token_embd", config.hidden, vocabulary)?;
     let output = match loader.gguf.tensor("output.weight") {
         Some(_) => loader.matrix("output", config.hidden, vocabulary)?,

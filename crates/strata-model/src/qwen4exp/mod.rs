@@ -173,6 +173,11 @@ impl Model {
         self.context_tokens
     }
 
+    /// Whether observers can look at everything ([`Options::keep_details`]).
+    pub fn keeps_details(&self) -> bool {
+        self.options.keep_details
+    }
+
     /// What computes, for people.
     pub fn describe_backend(&self) -> String {
         self.backend.describe()

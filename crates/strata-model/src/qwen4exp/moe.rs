@@ -24,10 +24,12 @@ pub(super) fn load(loader: &mut Loader<'_>, config: &Config, layer: usize) -> Re
     let &MoeConfig { experts, ff, shared_ff, .. } = &config.moe;
     let hidden = config.hidden;
     let name = |part: &str| format!("blk.{layer}.{part}");
-    let [gate, up, down] = routed(loader, config, layer)?;
-    let [gate_scales, up_scales, down_scales] =
-        ["ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"].map(|part| loader.scales(&name(part), experts));
-    let (gate_scales, up_scales, down_scales) = (gate_scales?, up_scales?, down_scales?);
+    let is_fused = loader.gguf.tensor(&name("ffn_gate_up_exps.weight")).is_some();
+    let [gate, up, down] = routed(loader, config, layer, is_fused)?;
+    let gate_up = if is_fused { ["ffn_gate_up_exps"; 2] } else { ["ffn_gate_exps", "ffn_up_exps"] };
+    let gate_scales = loader.scales(&name(gate_up[0]), experts)?;
+    let up_scales = loader.scales(&name(gate_up[1]), experts)?;
+    let down_scales = loader.scales(&name("ffn_down_exps"), experts)?;
     let moe = Moe {
         read: hyper::load(loader, config, &name("hc_ffn"), true)?,
         router: loader.matrix(&name("ffn_gate_inp"), hidden, experts)?,
@@ -44,16 +46,23 @@ pub(super) fn load(loader: &mut Loader<'_>, config: &Config, layer: usize) -> Re
 }
 
 /// Types and places of the routed experts' gate, up and down matrices.
-fn routed(loader: &Loader<'_>, config: &Config, layer: usize) -> Result<[(TensorType, PartRange); 3], ModelError> {
+fn routed(
+    loader: &Loader<'_>,
+    config: &Config,
+    layer: usize,
+    is_fused: bool,
+) -> Result<[(TensorType, PartRange); 3], ModelError> {
     let &MoeConfig { experts, ff, .. } = &config.moe;
     let hidden = config.hidden;
     let name = |part: &str| format!("blk.{layer}.{part}.weight");
     let down = loader.shaped(&name("ffn_down_exps"), &[ff, hidden, experts])?;
     let down = (down.ty, part(down, hidden, 0, hidden));
     // Some files hold gate and up in one tensor, the gate's rows first.
-    let fused = name("ffn_gate_up_exps");
-    if loader.gguf.tensor(&fused).is_some() {
-        let both = loader.shaped(&fused, &[hidden, 2 * ff, experts])?;
+    if is_fused {
+        if let Some(second) = loader.gguf.tensor(&name("ffn_gate_exps")).or(loader.gguf.tensor(&name("ffn_up_exps"))) {
+            return Err(ModelError::Unsupported { tensor: second.name.clone() });
+        }
+        let both = loader.shaped(&name("ffn_gate_up_exps"), &[hidden, 2 * ff, experts])?;
         return Ok([(both.ty, part(both, 2 * ff, 0, ff)), (both.ty, part(both, 2 * ff, ff, ff)), down]);
     }
     let gate = loader.shaped(&name("ffn_gate_exps"), &[hidden, ff, experts])?;

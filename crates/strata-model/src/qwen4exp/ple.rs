@@ -27,6 +27,7 @@ pub(super) fn load(
     let embedded = ple.rows_per_token() * ple.row_dim;
     let name = |part: &str| format!("blk.{}.{part}", ple.layer);
 
+    loader.no_scale("per_layer_token_embd")?;
     let table = loader.tensor("per_layer_token_embd.weight")?.clone();
     let rows = table.rows();
     if table.dims[0] != ple.row_dim as u64 {

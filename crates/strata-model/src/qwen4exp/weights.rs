@@ -17,10 +17,10 @@ impl Loader<'_> {
     pub(super) fn tensor(&self, name: &str) -> Result<&Tensor, ModelError> {
         self.gguf.tensor(name).ok_or_else(|| ModelError::MissingTensor {
             name: name.to_owned(),
-            hint: if name.starts_with("blk.0.") {
-                "the file holds no model, or only its draft head"
-            } else {
+            hint: if self.gguf.tensors().any(|tensor| tensor.name.starts_with("blk.0.")) {
                 "the file is incomplete, a part of a model, or of another release"
+            } else {
+                "the file holds no model, or only its draft head"
             },
         })
     }
@@ -28,11 +28,10 @@ impl Loader<'_> {
     /// The tensor of this name, with these dimensions (contiguous first).
     pub(super) fn shaped(&self, name: &str, expected: &[usize]) -> Result<&Tensor, ModelError> {
         let tensor = self.tensor(name)?;
-        if tensor.dims.iter().copied().eq(expected.iter().map(|d| *d as u64)) {
-            Ok(tensor)
-        } else {
-            Err(wrong_shape(tensor, expected))
-        }
+        // A last dimension of 1 may be left out, or be written where none is needed.
+        let got = without_ones(&tensor.dims);
+        let wanted: Vec<u64> = expected.iter().map(|d| *d as u64).collect();
+        if got == without_ones(&wanted) { Ok(tensor) } else { Err(wrong_shape(tensor, expected)) }
     }
 
     /// A matrix that takes `cols` values and gives `rows`.
@@ -54,6 +53,14 @@ impl Loader<'_> {
         }
     }
 
+    /// Refuses a factor beside a tensor that is no matrix: what it would mean is not specified.
+    pub(super) fn no_scale(&self, name: &str) -> Result<(), ModelError> {
+        match self.gguf.tensor(&format!("{name}.scale")) {
+            Some(tensor) => Err(ModelError::Unsupported { tensor: tensor.name.clone() }),
+            None => Ok(()),
+        }
+    }
+
     /// `len` float32 values; how the file divides them into dimensions does not matter.
     pub(super) fn vector(&mut self, name: &str, len: usize) -> Result<VectorId, ModelError> {
         let values = self.vector_values(name, len)?;
@@ -69,6 +76,7 @@ impl Loader<'_> {
     }
 
     fn vector_values(&self, name: &str, len: usize) -> Result<Vec<f32>, ModelError> {
+        self.no_scale(name.trim_end_matches(".weight"))?;
         let tensor = self.tensor(name)?;
         if tensor.weights() != len as u64 {
             return Err(wrong_shape(tensor, &[len]));
@@ -81,6 +89,11 @@ impl Loader<'_> {
         decode_row(tensor.ty, &self.gguf.read(tensor)?, &mut values);
         Ok(values)
     }
+}
+
+fn without_ones(dims: &[u64]) -> &[u64] {
+    let used = dims.iter().rposition(|d| *d != 1).map_or(0, |last| last + 1);
+    &dims[..used]
 }
 
 pub(super) fn wrong_shape(tensor: &Tensor, expected: &[usize]) -> ModelError {

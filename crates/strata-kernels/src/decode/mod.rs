@@ -1,0 +1,116 @@
+//! Block formats to float32, with vector instructions.
+//!
+//! Owns: for x86-64, one decoder of a block per type, compiled for AVX2 and for AVX-512. They share a shape: the codes of
+//! sixteen weights are brought into sixteen signed bytes, which [`lanes::Wide::put`] widens and multiplies by a scale.
+//! Promises: the bits of `strata_quant::decode_row`, which stays the definition of every format (a NaN is only promised
+//! to be a NaN). Where a factor is moved from one place of a product to another, both forms are exact.
+//! Refuses: nothing; a type without a decoder here, and `Isa::Portable`, take `decode_row`.
+
+use strata_gguf::TensorType;
+use strata_quant::decode_row;
+
+use crate::{Isa, UnavailableIsa};
+
+#[cfg(target_arch = "x86_64")]
+mod iquants;
+#[cfg(target_arch = "x86_64")]
+mod kquants;
+#[cfg(target_arch = "x86_64")]
+mod lanes;
+#[cfg(target_arch = "x86_64")]
+mod simple;
+
+/// Decodes whole blocks of type `ty`: `out` gets their weights in order.
+///
+/// # Panics
+/// When the lengths do not fit together, or this machine cannot run `isa`.
+pub fn decode_blocks(isa: Isa, ty: TensorType, blocks: &[u8], out: &mut [f32]) {
+    assert!(isa.is_available(), "{}", UnavailableIsa(isa));
+    assert!(
+        ty.row_bytes(out.len() as u64) == Some(blocks.len() as u64),
+        "{} bytes of {ty} do not decode to {} weights: {} bytes hold {}",
+        blocks.len(),
+        out.len(),
+        ty.block_bytes(),
+        ty.block_weights()
+    );
+    match isa {
+        // SAFETY: the assertion above: this machine has the instructions.
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 => unsafe { x86::avx512(ty, blocks, out) },
+        // SAFETY: as above.
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => unsafe { x86::avx2(ty, blocks, out) },
+        _ => decode_row(ty, blocks, out),
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use strata_gguf::TensorType;
+    use strata_quant::decode_row;
+
+    use super::lanes::{Avx2, Avx512, Wide};
+    use super::{iquants, kquants, simple};
+
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,f16c")]
+    pub(super) fn avx512(ty: TensorType, blocks: &[u8], out: &mut [f32]) {
+        // SAFETY: the instructions of `Avx512` are enabled here.
+        unsafe { decode::<Avx512>(ty, blocks, out) }
+    }
+
+    #[target_feature(enable = "avx2,f16c")]
+    pub(super) fn avx2(ty: TensorType, blocks: &[u8], out: &mut [f32]) {
+        // SAFETY: the instructions of `Avx2` are enabled here.
+        unsafe { decode::<Avx2>(ty, blocks, out) }
+    }
+
+    /// Runs the decoder of `ty` over every block.
+    ///
+    /// # Safety
+    /// The processor must have the instructions of `W`.
+    #[inline(always)]
+    unsafe fn decode<W: Wide>(ty: TensorType, blocks: &[u8], out: &mut [f32]) {
+        // A loop in place, not a closure: a closure would be compiled without the instructions.
+        macro_rules! each_block {
+            ($block:path) => {{
+                let (blocks, out) = in_blocks(ty, blocks, out);
+                for (bytes, weights) in blocks.iter().zip(out) {
+                    // SAFETY: the caller vouches for the instructions.
+                    unsafe { $block(bytes, weights) }
+                }
+            }};
+        }
+        match ty {
+            TensorType::IQ2_XS => each_block!(iquants::iq2_xs::<W>),
+            TensorType::IQ2_S => each_block!(iquants::iq2_s::<W>),
+            TensorType::IQ2_XXS => each_block!(iquants::iq2_xxs::<W>),
+            TensorType::IQ3_S => each_block!(iquants::iq3_s::<W>),
+            TensorType::IQ3_XXS => each_block!(iquants::iq3_xxs::<W>),
+            TensorType::IQ1_S => each_block!(iquants::iq1_s::<W>),
+            TensorType::IQ1_M => each_block!(iquants::iq1_m::<W>),
+            TensorType::IQ4_XS => each_block!(iquants::iq4_xs::<W>),
+            TensorType::Q4_K => each_block!(kquants::q4_k::<W>),
+            TensorType::Q5_K => each_block!(kquants::q5_k::<W>),
+            TensorType::Q6_K => each_block!(kquants::q6_k::<W>),
+            TensorType::Q4_0 => each_block!(simple::q4_0::<W>),
+            TensorType::Q8_0 => each_block!(simple::q8_0::<W>),
+            TensorType::Q2_0 => each_block!(simple::q2_0::<W>),
+            TensorType::IQ4_NL => each_block!(simple::iq4_nl::<W>),
+            // SAFETY: the caller vouches for the instructions.
+            TensorType::F16 => unsafe { simple::float16(blocks, out) },
+            _ => decode_row(ty, blocks, out),
+        }
+    }
+
+    /// Both slices, of fitting lengths, in blocks; `BYTES` and `WEIGHTS` must be those of `ty`.
+    #[inline(always)]
+    fn in_blocks<'a, const BYTES: usize, const WEIGHTS: usize>(
+        ty: TensorType,
+        blocks: &'a [u8],
+        out: &'a mut [f32],
+    ) -> (&'a [[u8; BYTES]], &'a mut [[f32; WEIGHTS]]) {
+        assert_eq!((BYTES, WEIGHTS), (ty.block_bytes(), ty.block_weights()), "block of the decoder of {ty}");
+        (blocks.as_chunks().0, out.as_chunks_mut().0)
+    }
+}
