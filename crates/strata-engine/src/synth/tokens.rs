@@ -125,9 +125,10 @@ impl TokenRows {
             out.extend([0xAA; 2]);
             out.extend([0x11; 4]);
             for group in block.as_chunks::<32>().0 {
-                let code = |value: f32| self.codes[((value * (127.0 / LARGEST)).clamp(-127.0, 127.0) + 128.0) as usize];
-                let (low, high) = group.split_at(16);
-                out.extend(low.iter().zip(high).map(|(low, high)| code(*low) | code(*high) << 4));
+                // A conversion saturates: what lies outside becomes the largest.
+                let places = group.map(|value| (value * (127.0 / LARGEST) + 128.5) as u8);
+                let code = |i: usize| self.codes[usize::from(places[i])];
+                out.extend_from_slice(&std::array::from_fn::<u8, 16, _>(|i| code(i) | code(i + 16) << 4));
             }
         }
     }
