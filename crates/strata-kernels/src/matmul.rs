@@ -69,14 +69,8 @@ pub fn matmul(cpu: &Cpu, w: &Matrix<'_>, x: &[f32], y: &mut [f32]) {
         small,
         || vec![0.0; PANEL_ROWS * w.cols],
         |panel: &mut Vec<f32>, task| {
-            let first = task * PANEL_ROWS;
-            let count = PANEL_ROWS.min(w.rows - first);
-            let panel = &mut panel[..count * w.cols];
-            w.decode(cpu.isa(), first, panel);
-            multiply_panel(cpu.isa(), panel, count, x, &|t, n, values| {
-                // SAFETY: this task alone writes the columns `first .. first + count` of any row.
-                put(unsafe { out.part(t * w.rows + first + n, values.len()) }, values, w.scale);
-            });
+            // SAFETY: this task alone writes the columns of its panel, in any row.
+            unsafe { multiply_rows(cpu.isa(), w, task * PANEL_ROWS, x, &out, panel) };
         },
     );
 }
@@ -87,14 +81,30 @@ pub(crate) fn matmul_here(isa: Isa, w: &Matrix<'_>, x: &[f32], y: &mut [f32], pa
     assert!(x.len() == rows * w.cols && y.len() == rows * w.rows, "matmul: shapes differ");
     let out = DisjointMut::new(y);
     for first in (0..w.rows).step_by(PANEL_ROWS) {
-        let count = PANEL_ROWS.min(w.rows - first);
-        let panel = &mut panel[..count * w.cols];
-        w.decode(isa, first, panel);
-        multiply_panel(isa, panel, count, x, &|t, n, values| {
-            // SAFETY: one thread, and each part is dropped before the next is taken.
-            put(unsafe { out.part(t * w.rows + first + n, values.len()) }, values, w.scale);
-        });
+        // SAFETY: one thread.
+        unsafe { multiply_rows(isa, w, first, x, &out, panel) };
     }
+}
+
+/// Decodes the panel of weight rows that begins at `first` and multiplies it with all input rows, into `[rows][w.rows]`.
+///
+/// # Safety
+/// Nobody else may use these columns of the output meanwhile.
+unsafe fn multiply_rows(
+    isa: Isa,
+    w: &Matrix<'_>,
+    first: usize,
+    x: &[f32],
+    out: &DisjointMut<'_, f32>,
+    panel: &mut [f32],
+) {
+    let count = PANEL_ROWS.min(w.rows - first);
+    let panel = &mut panel[..count * w.cols];
+    w.decode(isa, first, panel);
+    multiply_panel(isa, panel, count, x, &|t, n, values| {
+        // SAFETY: by the caller's promise nobody else uses the part, and it is dropped before the next is taken.
+        put(unsafe { out.part(t * w.rows + first + n, values.len()) }, values, w.scale);
+    });
 }
 
 /// Length of the panel buffer for matrices with up to `cols` columns.

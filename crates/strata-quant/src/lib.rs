@@ -11,7 +11,7 @@
 
 mod decode;
 mod encode;
-mod fields;
+pub mod fields;
 mod float;
 pub mod grids;
 mod iquants;

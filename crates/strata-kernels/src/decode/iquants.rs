@@ -5,9 +5,10 @@
 
 use std::arch::x86_64::*;
 
+use strata_quant::fields::{bytes_at, u16_at, u32_at};
 use strata_quant::grids::{IQ1, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS, SIGN_MASKS, SIGN_MASKS_7};
 
-use super::lanes::{Wide, bytes_at, f16, halves, nibbles_16, pair, u16_at, u32_at};
+use super::lanes::{Wide, f16, halves, nibbles_16, pair};
 use super::simple::table_of_16;
 
 /// Sixteen bytes of a codebook, negated where `masks` is 255.

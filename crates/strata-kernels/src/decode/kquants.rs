@@ -5,7 +5,9 @@
 
 use std::arch::x86_64::*;
 
-use super::lanes::{Wide, bytes_at, f16, load_16, load_32, nibbles_32, put_32, put_32_less, u16_at, u32_at};
+use strata_quant::fields::{bytes_at, u16_at, u32_at};
+
+use super::lanes::{Wide, f16, load_16, load_32, nibbles_32, put_32, put_32_less};
 
 /// Scales and minima of the eight groups of a block of Q4_K or Q5_K.
 ///

@@ -1,6 +1,6 @@
 //! What the decoders are built from: sixteen codes in bytes, and their way to sixteen float32 values.
 //!
-//! Owns: the one operation that differs between AVX2 and AVX-512, the reading of fields, and the splitting of nibbles.
+//! Owns: the one operation that differs between AVX2 and AVX-512, and the splitting of nibbles.
 //! Everything on bytes is done in 128 and 256 bits, which both have.
 
 use std::arch::x86_64::*;
@@ -106,24 +106,6 @@ pub(super) unsafe fn put_32_less<W: Wide>(out: &mut [f32; 32], codes: __m256i, s
 pub(super) fn halves(out: &mut [f32; 32]) -> [&mut [f32; 16]; 2] {
     let (low, high) = out.split_first_chunk_mut().expect("16 of 32");
     [low, high.first_chunk_mut().expect("the other 16 of 32")]
-}
-
-/// The `N` bytes at `offset` of a block.
-#[inline(always)]
-pub(super) fn bytes_at<const N: usize>(block: &[u8], offset: usize) -> &[u8; N] {
-    block[offset..].first_chunk().expect("a field lies inside its block")
-}
-
-/// The little-endian 16-bit number at `offset` of a block.
-#[inline(always)]
-pub(super) fn u16_at(block: &[u8], offset: usize) -> u16 {
-    u16::from_le_bytes(*bytes_at(block, offset))
-}
-
-/// The little-endian 32-bit number at `offset` of a block.
-#[inline(always)]
-pub(super) fn u32_at(block: &[u8], offset: usize) -> u32 {
-    u32::from_le_bytes(*bytes_at(block, offset))
 }
 
 /// The value of float16 bits.

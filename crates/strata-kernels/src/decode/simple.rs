@@ -6,9 +6,10 @@ use std::arch::x86_64::*;
 
 use strata_gguf::TensorType;
 use strata_quant::decode_row;
+use strata_quant::fields::{bytes_at, u16_at};
 use strata_quant::grids::IQ4_VALUES;
 
-use super::lanes::{Wide, bytes_at, f16, halves, load_16, load_32, nibbles_16, put_32, u16_at};
+use super::lanes::{Wide, f16, halves, load_16, load_32, nibbles_16, put_32};
 
 /// A row of F16, eight weights at a time.
 ///
