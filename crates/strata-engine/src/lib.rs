@@ -11,6 +11,7 @@ pub mod exact;
 mod generate;
 mod inspect;
 mod python_json;
+mod random;
 mod sampling;
 mod synth;
 mod template;

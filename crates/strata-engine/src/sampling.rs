@@ -13,6 +13,8 @@ use std::cmp::Ordering;
 
 use thiserror::Error;
 
+use crate::random;
+
 /// How to choose. The default is greedy.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SamplerParams {
@@ -249,15 +251,9 @@ fn exp(x: f64) -> f64 {
     series * f64::from_bits(((n as i64 + 1023) as u64) << 52)
 }
 
-/// Number `index` of the stream of `seed`, uniform in `0..1`, with 53 random bits.
-///
-/// SplitMix64 (Steele, Lea, Flood 2014) used as a counter: its state after `index` steps is known without taking them.
+/// Number `index` of the stream of `seed`, uniform in `0..1`. The state after `index` steps is known without taking them.
 fn unit_draw(seed: u64, index: u64) -> f64 {
-    let mut z = seed.wrapping_add(index.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^= z >> 31;
-    (z >> 11) as f64 / (1u64 << 53) as f64
+    random::unit(random::number(seed.wrapping_add(index.wrapping_add(1).wrapping_mul(random::STEP))))
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use common::{Recorded, data, logits, max_difference};
 use strata_backend::{Backend, Call, CpuBackend, Isa, RecordingBackend};
 use strata_gguf::Gguf;
 use strata_model::ModelError;
-use strata_model::qwen4exp::{Model, Options, Rows, Unobserved};
+use strata_model::qwen4exp::{LayerView, Model, Moment, Observer, Options, Rows, Unobserved};
 use strata_store::{Demand, ExpertStore, FileReader, Records, ResidentStore, Slot, StoreError};
 
 fn oracle(name: &str) -> Gguf {
@@ -205,6 +205,36 @@ fn forecasts_are_the_next_router_on_the_same_input() {
         hits += forecast.iter().filter(|f| demand.iter().any(|d| d.expert == f.expert)).count();
     }
     assert!(hits > 0);
+}
+
+/// Counts how often each layer's forecast names each expert.
+#[derive(Default)]
+struct Forecasts(Vec<(u32, Vec<u32>)>);
+
+impl Observer for Forecasts {
+    fn at(&mut self, moment: Moment, view: &mut LayerView<'_>) {
+        if moment == Moment::LayerDone
+            && let Some(forecast) = view.forecast().unwrap()
+        {
+            let mut counts = vec![0; 32];
+            forecast.ids.iter().for_each(|id| counts[*id as usize] += 1);
+            self.0.push((view.layer as u32 + 1, counts));
+        }
+    }
+}
+
+#[test]
+fn an_observer_sees_the_forecast_that_the_store_is_told() {
+    let script = Script { wants_forecast: true, ..Script::default() };
+    let (mut model, script) = watched("moe8ple", cpu(), Options { strip_rows: 10, ..Options::default() }, script);
+    let ids: Vec<u32> = (0..37).map(|i| i * 7 % 500).collect();
+    let (mut sequence, mut seen) = (model.new_sequence().unwrap(), Forecasts::default());
+    model.forward(&mut sequence, &ids, Rows::Last, &mut Vec::new(), &mut seen).unwrap();
+    let mut told: Vec<(u32, Vec<u32>)> = (1..8).map(|layer| (layer, vec![0; 32])).collect();
+    for (layer, demands) in &script.lock().unwrap().forecasts {
+        demands.iter().for_each(|demand| told[*layer as usize - 1].1[demand.expert as usize] += demand.tokens);
+    }
+    assert_eq!(seen.0, told);
 }
 
 #[test]

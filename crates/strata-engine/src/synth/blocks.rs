@@ -7,12 +7,11 @@
 use strata_gguf::TensorType;
 use strata_quant::{decode_row, encode_row};
 
+use crate::random;
+
 /// A counter-based generator (splitmix64): fast, and any number of independent ones by name.
 #[derive(Clone, Debug)]
 pub(super) struct Random(u64);
-
-/// The increment of splitmix64: 2^64 over the golden ratio.
-const STEP: u64 = 0x9E37_79B9_7F4A_7C15;
 
 impl Random {
     /// The generator of this name under `seed`.
@@ -26,10 +25,8 @@ impl Random {
     }
 
     pub(super) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(STEP);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
+        self.0 = self.0.wrapping_add(random::STEP);
+        random::number(self.0)
     }
 
     /// A number below `end`.
@@ -39,7 +36,7 @@ impl Random {
 
     /// A number in `0..1`.
     pub(super) fn unit(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1u64 << 53) as f64
+        random::unit(self.next())
     }
 
     /// A nearly normal number of mean 0 and variance 1: the sum of the four 16-bit parts of one number.

@@ -6,11 +6,10 @@
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
-use strata_backend::{CpuBackend, Field, Isa};
+use strata_backend::{CpuBackend, Isa};
 use strata_gguf::Gguf;
 use strata_model::ModelError;
 use strata_model::qwen4exp::{LayerView, Model, Moment, Observer, Options, Rows};
-use strata_quant::decode_row;
 
 use super::{Parts, Synth, SynthError, SynthOptions, tokens};
 use crate::Stop;
@@ -82,45 +81,39 @@ impl Synth {
         ids.extend(&self.prompt[tokens::DOCUMENT_TOKENS..][..PASS_ROWS]);
         let options = Options { pass_tokens: PASS_ROWS, context_tokens: Some(ids.len()), ..Options::default() };
         let mut collected = Collected {
-            hidden: self.shape.hidden,
             experts: self.shape.experts,
             top_k: self.shape.top_k,
-            routers: (0..self.shape.layers).map(|layer| router(&gguf, layer)).collect::<Result<_, _>>()?,
             routes: vec![Vec::new(); self.shape.layers],
             forecasts: vec![Vec::new(); self.shape.layers],
+            failure: None,
             stop,
         };
         let mut model = Model::load(&gguf, Box::new(backend), options)?;
         let mut sequence = model.new_sequence()?;
         match model.forward(&mut sequence, &ids, Rows::Last, &mut Vec::new(), &mut collected) {
-            Err(ModelError::Cancelled) => Err(SynthError::Cancelled),
+            Err(ModelError::Cancelled) => match collected.failure {
+                Some(failure) => Err(failure.into()),
+                None => Err(SynthError::Cancelled),
+            },
             other => Ok(other.map(|()| collected)?),
         }
     }
 }
 
-/// Weights of a layer's router, `[experts][hidden]`.
-fn router(gguf: &Gguf, layer: usize) -> Result<Vec<f32>, SynthError> {
-    let tensor = gguf.tensor(&format!("blk.{layer}.ffn_gate_inp.weight")).expect("every layer was given a router");
-    let mut values = vec![0.0; tensor.weights() as usize];
-    decode_row(tensor.ty, &gguf.read(tensor)?, &mut values);
-    Ok(values)
-}
-
 /// Routes and forecasts of all rows, `[layers][rows * top_k]`.
 struct Collected<'a> {
-    hidden: usize,
     experts: usize,
     top_k: usize,
-    routers: Vec<Vec<f32>>,
     routes: Vec<Vec<u32>>,
     forecasts: Vec<Vec<u32>>,
+    /// An observer cannot fail: what went wrong ends the pass and is told afterwards.
+    failure: Option<ModelError>,
     stop: &'a Stop,
 }
 
 impl Observer for Collected<'_> {
     fn is_cancelled(&self) -> bool {
-        self.stop.load(Ordering::Relaxed)
+        self.failure.is_some() || self.stop.load(Ordering::Relaxed)
     }
 
     fn at(&mut self, moment: Moment, view: &mut LayerView<'_>) {
@@ -128,26 +121,12 @@ impl Observer for Collected<'_> {
             return;
         }
         self.routes[view.layer].extend_from_slice(&view.routes.ids);
-        let next = view.layer + 1;
-        let Some(router) = self.routers.get(next) else { return };
-        for input in view.read(Field::Mixed).chunks_exact(self.hidden) {
-            let logits = router.chunks_exact(self.hidden).map(|row| dot(row, input));
-            let mut by_logit: Vec<(u32, f32)> = (0..).zip(logits).collect();
-            by_logit.sort_by(|a, b| b.1.total_cmp(&a.1));
-            self.forecasts[next].extend(by_logit[..self.top_k].iter().map(|(expert, _)| expert));
+        match view.forecast() {
+            Ok(Some(forecast)) => self.forecasts[view.layer + 1].extend(forecast.ids),
+            Ok(None) => {}
+            Err(failure) => self.failure = Some(failure),
         }
     }
-}
-
-/// The product of two vectors, in eight sums that the compiler can keep in one register.
-fn dot(a: &[f32], b: &[f32]) -> f32 {
-    let mut sums = [0.0; 8];
-    for (a, b) in a.as_chunks::<8>().0.iter().zip(b.as_chunks::<8>().0) {
-        for lane in 0..8 {
-            sums[lane] += a[lane] * b[lane];
-        }
-    }
-    sums.iter().sum()
 }
 
 impl Collected<'_> {
@@ -239,12 +218,11 @@ mod tests {
         let forecast: Vec<u32> = pass(0, 0).chain(other()).collect();
         let stop = Stop::new(false);
         let collected = Collected {
-            hidden: 8,
             experts: 4,
             top_k: 1,
-            routers: Vec::new(),
             routes: vec![routes.clone(), routes],
             forecasts: vec![Vec::new(), forecast],
+            failure: None,
             stop: &stop,
         };
         let got = collected.statistics();

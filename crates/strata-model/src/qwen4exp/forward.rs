@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use strata_backend::{Backend, Choice, Field, GroupEntry, PassId, Routes};
+use strata_backend::{Backend, Choice, Field, GroupEntry, MatrixId, PassId, Routes};
 use strata_store::{Demand, ExpertStore, Slot};
 
 use super::{Layer, Model, Sequence, ple};
@@ -57,9 +57,29 @@ pub struct LayerView<'a> {
     pub ple_rows: &'a [u64],
     backend: &'a mut dyn Backend,
     pass: PassId,
+    next_router: Option<MatrixId>,
+    strip_rows: usize,
 }
 
 impl LayerView<'_> {
+    /// What the next layer's router would choose for the input of this layer's mixture of experts, once the layer is done;
+    /// `None` in the last layer.
+    ///
+    /// # Errors
+    /// When the computation failed.
+    pub fn forecast(&mut self) -> Result<Option<Routes>, ModelError> {
+        let Some(router) = self.next_router else { return Ok(None) };
+        let (mut all, mut of_strip) = (Routes::default(), Routes::default());
+        for strip in strips(self.rows.len(), self.strip_rows) {
+            let rows = self.rows.start + strip.start..self.rows.start + strip.end;
+            let ticket = self.backend.forecast(self.pass, rows, router);
+            self.backend.take_routes(ticket, &mut of_strip)?;
+            all.ids.extend_from_slice(&of_strip.ids);
+            all.weights.extend_from_slice(&of_strip.weights);
+        }
+        Ok(Some(all))
+    }
+
     /// Values of the ready rows, `[rows][width of the field]`.
     pub fn read(&mut self, field: Field) -> Vec<f32> {
         self.backend.read_field(self.pass, field, self.rows.clone())
@@ -215,6 +235,8 @@ impl Model {
                 ple_rows,
                 backend: &mut *backend,
                 pass,
+                next_router,
+                strip_rows: options.strip_rows,
             };
             observer.at(Moment::StripMixed, &mut view);
 
@@ -238,7 +260,18 @@ impl Model {
         }
         let first_position = sequence.tokens;
         let routes = &buffers.routes;
-        let mut view = LayerView { layer: index, rows: 0..rows, first_position, routes, ple_rows, backend, pass };
+        let strip_rows = options.strip_rows;
+        let mut view = LayerView {
+            layer: index,
+            rows: 0..rows,
+            first_position,
+            routes,
+            ple_rows,
+            backend,
+            pass,
+            next_router,
+            strip_rows,
+        };
         observer.at(Moment::LayerDone, &mut view);
         Ok(())
     }
