@@ -101,7 +101,7 @@ fn settings(text: &str) -> Result<Settings, CliError> {
     for setting in text.split(',').filter(|setting| *setting != "default") {
         let bad = || {
             CliError::Usage(format!(
-                "`{setting}`: expected key=value with a key of model, threads, isa, context, pass, strip, gdn, qsa-block, pieces"
+                "`{setting}`: expected key=value with a key of model, threads, isa, precise, context, pass, strip, gdn, qsa-block, pieces"
             ))
         };
         let (key, value) = setting.split_once('=').ok_or_else(bad)?;
@@ -116,6 +116,7 @@ fn settings(text: &str) -> Result<Settings, CliError> {
             "qsa-block" => options.model.block_tokens = Some(number(value)?),
             "pieces" => pieces = value.split(':').map(positive).collect::<Result<_, _>>()?,
             "isa" => options.isa = Some(Isa::ALL.into_iter().find(|isa| isa.name() == value).ok_or_else(bad)?),
+            "precise" => options.is_precise = value.parse().map_err(|_| bad())?,
             "gdn" => {
                 options.model.gdn_form = match crate::flags::GdnFlag::from_str(value, false).map_err(|_| bad())? {
                     crate::flags::GdnFlag::Recurrent => GdnForm::Recurrent,

@@ -52,8 +52,8 @@ pub(crate) struct ModelFlags {
     pub(crate) model: Option<PathBuf>,
 }
 
-/// How a model is run. None of these but --gdn and --qsa-block can change a result on one machine, and --isa only by
-/// rounding.
+/// How a model is run. None of these but --gdn and --qsa-block can change a result on one machine, and --isa and
+/// --precise only by rounding.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Running")]
 pub(crate) struct EngineFlags {
@@ -63,6 +63,9 @@ pub(crate) struct EngineFlags {
     /// Instruction set of the kernels.
     #[arg(long, value_enum, default_value_t = IsaFlag::Auto)]
     pub(crate) isa: IsaFlag,
+    /// Compute in float32 where products would be rounded to bfloat16 (amx, and avx512 on most processors).
+    #[arg(long)]
+    pub(crate) precise: bool,
     /// Tokens a text may have [default: the smaller of the model's own and 32768].
     #[arg(long, value_name = "TOKENS", value_parser = at_least_one)]
     pub(crate) context: Option<usize>,
@@ -84,6 +87,7 @@ pub(crate) struct EngineFlags {
 pub(crate) enum IsaFlag {
     /// The best this machine has.
     Auto,
+    Amx,
     Avx512,
     Avx2,
     Portable,

@@ -31,11 +31,13 @@ pub(crate) fn engine_options(flags: &EngineFlags) -> EngineOptions {
     EngineOptions {
         isa: match flags.isa {
             IsaFlag::Auto => None,
+            IsaFlag::Amx => Some(Isa::Amx),
             IsaFlag::Avx512 => Some(Isa::Avx512),
             IsaFlag::Avx2 => Some(Isa::Avx2),
             IsaFlag::Portable => Some(Isa::Portable),
         },
         threads: flags.threads,
+        is_precise: flags.precise,
         model: ModelOptions {
             context_tokens: flags.context,
             pass_tokens: flags.pass,

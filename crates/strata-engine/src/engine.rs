@@ -93,6 +93,8 @@ pub struct EngineOptions {
     pub isa: Option<Isa>,
     /// Threads; 0: as many as the machine has.
     pub threads: usize,
+    /// Whether to compute in float32 where the machine has something faster.
+    pub is_precise: bool,
     /// How the model is run.
     pub model: ModelOptions,
 }
@@ -116,7 +118,11 @@ impl Engine {
     /// be used are an error only when they are needed.
     pub fn open(path: &Path, options: &EngineOptions) -> Result<Self, EngineError> {
         let gguf = Gguf::open(path)?;
-        let backend = CpuBackend::new(options.isa.unwrap_or_else(Isa::best), options.threads)?;
+        let isa = options.isa.unwrap_or_else(Isa::best);
+        let backend = match options.is_precise {
+            true => CpuBackend::precise(isa, options.threads)?,
+            false => CpuBackend::fast(isa, options.threads)?,
+        };
         let model = Model::load(&gguf, Box::new(backend), options.model.clone())
             .map_err(|source| EngineError::Load { path: path.to_owned(), source })?;
         let path = path.to_owned();

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+#[cfg(target_arch = "x86_64")]
+use crate::amx;
 use crate::pool::{DisjointMut, Pool};
 
 /// A family of vector instructions that the kernels have code for.
@@ -13,11 +15,13 @@ pub enum Isa {
     Avx2,
     /// AVX-512 F, BW, DQ and VL (x86-64): every processor with AVX-512 but the Xeon Phi.
     Avx512,
+    /// AVX-512 with BF16, and AMX tiles for products (x86-64).
+    Amx,
 }
 
 impl Isa {
     /// Every family, slowest first.
-    pub const ALL: [Self; 3] = [Self::Portable, Self::Avx2, Self::Avx512];
+    pub const ALL: [Self; 4] = [Self::Portable, Self::Avx2, Self::Avx512, Self::Amx];
 
     /// The name used on the command line.
     pub fn name(self) -> &'static str {
@@ -25,6 +29,7 @@ impl Isa {
             Self::Portable => "portable",
             Self::Avx2 => "avx2",
             Self::Avx512 => "avx512",
+            Self::Amx => "amx",
         }
     }
 
@@ -44,14 +49,45 @@ impl Isa {
                     && is_x86_feature_detected!("avx512dq")
                     && is_x86_feature_detected!("avx512vl")
             }
+            #[cfg(target_arch = "x86_64")]
+            Self::Amx => Self::Avx512.is_available() && is_x86_feature_detected!("avx512bf16") && amx::is_available(),
             #[cfg(not(target_arch = "x86_64"))]
             _ => false,
+        }
+    }
+
+    /// The arithmetic of its fastest products.
+    pub fn fastest_arithmetic(self) -> Arithmetic {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 if is_x86_feature_detected!("avx512bf16") => Arithmetic::Bfloat16,
+            #[cfg(target_arch = "x86_64")]
+            Self::Amx => Arithmetic::Bfloat16,
+            _ => Arithmetic::Float32,
         }
     }
 
     /// The fastest family this machine can run.
     pub fn best() -> Self {
         Self::ALL.into_iter().rev().find(|isa| isa.is_available()).unwrap_or(Self::Portable)
+    }
+}
+
+/// What products of inputs and weights are rounded to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arithmetic {
+    /// Float32 throughout.
+    Float32,
+    /// Weights (after scaling) and inputs are rounded to bfloat16; their products are summed in float32.
+    Bfloat16,
+}
+
+impl fmt::Display for Arithmetic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Float32 => "float32",
+            Self::Bfloat16 => "bfloat16",
+        })
     }
 }
 
@@ -76,19 +112,37 @@ impl std::error::Error for UnavailableIsa {}
 /// The processor as the kernels see it: an instruction set that is known to be available, and threads.
 pub struct Cpu {
     isa: Isa,
+    arithmetic: Arithmetic,
     pub(crate) pool: Pool,
 }
 
 impl Cpu {
-    /// Kernels for `isa` on `threads` threads (0 = as many as the machine has).
+    /// Kernels for `isa` that compute in float32, on `threads` threads (0 = as many as the machine has).
     ///
     /// # Errors
     /// When this machine lacks the instructions.
-    pub fn new(isa: Isa, threads: usize) -> Result<Self, UnavailableIsa> {
+    pub fn precise(isa: Isa, threads: usize) -> Result<Self, UnavailableIsa> {
+        Self::new(isa, Arithmetic::Float32, threads)
+    }
+
+    /// [`precise`](Self::precise), but with the fastest arithmetic that `isa` has.
+    ///
+    /// # Errors
+    /// When this machine lacks the instructions.
+    pub fn fast(isa: Isa, threads: usize) -> Result<Self, UnavailableIsa> {
+        Self::new(isa, isa.fastest_arithmetic(), threads)
+    }
+
+    fn new(isa: Isa, arithmetic: Arithmetic, threads: usize) -> Result<Self, UnavailableIsa> {
         if !isa.is_available() {
             return Err(UnavailableIsa(isa));
         }
-        Ok(Self { isa, pool: Pool::new(threads) })
+        Ok(Self { isa, arithmetic, pool: Pool::new(threads) })
+    }
+
+    /// What products are rounded to.
+    pub fn arithmetic(&self) -> Arithmetic {
+        self.arithmetic
     }
 
     /// The instruction set in use. Always available: that is checked when the value is made.

@@ -8,6 +8,8 @@
 
 #![allow(unsafe_code)] // vector loads, and threads that write disjoint parts of one output
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 pub mod attention;
 mod cpu;
 pub mod decode;
@@ -23,5 +25,5 @@ pub mod rope;
 pub mod route;
 mod vector;
 
-pub use cpu::{Cpu, Isa, UnavailableIsa};
+pub use cpu::{Arithmetic, Cpu, Isa, UnavailableIsa};
 pub use vector::dot;

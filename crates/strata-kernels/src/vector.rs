@@ -199,7 +199,7 @@ macro_rules! dispatch {
             match isa {
                 // SAFETY: the assertion above: this machine has the instructions.
                 #[cfg(target_arch = "x86_64")]
-                $crate::Isa::Avx512 => unsafe { avx512($($arg),*) },
+                $crate::Isa::Avx512 | $crate::Isa::Amx => unsafe { avx512($($arg),*) },
                 // SAFETY: as above.
                 #[cfg(target_arch = "x86_64")]
                 $crate::Isa::Avx2 => unsafe { avx2($($arg),*) },

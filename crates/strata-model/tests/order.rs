@@ -107,7 +107,7 @@ fn watched(name: &str, backend: Box<dyn Backend>, options: Options, script: Scri
 }
 
 fn cpu() -> Box<dyn Backend> {
-    Box::new(CpuBackend::new(Isa::best(), 2).unwrap())
+    Box::new(CpuBackend::precise(Isa::best(), 2).unwrap())
 }
 
 #[test]

@@ -11,7 +11,7 @@ use strata_model::qwen4exp::{MixerKind, Model, Options};
 use tempfile::TempDir;
 
 fn load(path: &std::path::Path, options: Options) -> Result<Model, ModelError> {
-    Model::load(&Gguf::open(path).unwrap(), Box::new(CpuBackend::new(Isa::best(), 1).unwrap()), options)
+    Model::load(&Gguf::open(path).unwrap(), Box::new(CpuBackend::precise(Isa::best(), 1).unwrap()), options)
 }
 
 /// Loads `oracle/NAME` with changes.
@@ -240,7 +240,7 @@ fn flipped_bytes_never_panic() {
         std::fs::write(&path, &bytes).unwrap();
         let Ok(gguf) = Gguf::open(&path) else { continue };
         opened += 1;
-        let backend = Box::new(CpuBackend::new(Isa::best(), 1).unwrap());
+        let backend = Box::new(CpuBackend::precise(Isa::best(), 1).unwrap());
         let Ok(mut model) = Model::load(&gguf, backend, Options::default()) else { continue };
         let Ok(mut sequence) = model.new_sequence() else { continue };
         // A model whose weights became infinite may give anything; it must give it in order.

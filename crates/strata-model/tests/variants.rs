@@ -89,7 +89,7 @@ impl Parts {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("variant.gguf");
         self.write(&path);
-        let backend = Box::new(CpuBackend::new(Isa::best(), 1).unwrap());
+        let backend = Box::new(CpuBackend::precise(Isa::best(), 1).unwrap());
         let result = Model::load(&Gguf::open(&path).unwrap(), backend, Options::default());
         result.err().expect("the file is refused").to_string()
     }

@@ -65,20 +65,32 @@ impl Weights {
 }
 
 impl CpuBackend {
-    /// On `threads` threads (0 = as many as the machine has), with the kernels of `isa`.
+    /// On `threads` threads (0 = as many as the machine has), with the kernels of `isa`, computing in float32.
     ///
     /// # Errors
     /// When this machine lacks the instructions.
-    pub fn new(isa: Isa, threads: usize) -> Result<Self, UnavailableIsa> {
-        Ok(Self {
-            cpu: Cpu::new(isa, threads)?,
+    pub fn precise(isa: Isa, threads: usize) -> Result<Self, UnavailableIsa> {
+        Ok(Self::new(Cpu::precise(isa, threads)?))
+    }
+
+    /// [`precise`](Self::precise), but with the fastest arithmetic that `isa` has.
+    ///
+    /// # Errors
+    /// When this machine lacks the instructions.
+    pub fn fast(isa: Isa, threads: usize) -> Result<Self, UnavailableIsa> {
+        Ok(Self::new(Cpu::fast(isa, threads)?))
+    }
+
+    fn new(cpu: Cpu) -> Self {
+        Self {
+            cpu,
             weights: Weights { matrices: Vec::new(), vectors: Vec::new() },
             passes: Vec::new(),
             states: Vec::new(),
             scratch: Scratch::default(),
             results: HashMap::new(),
             next_ticket: 0,
-        })
+        }
     }
 
     fn ticket(&mut self, outcome: Outcome) -> Ticket {
@@ -101,7 +113,8 @@ fn state(states: &mut [Option<State>], id: StateId) -> &mut State {
 impl Backend for CpuBackend {
     fn describe(&self) -> String {
         let threads = self.cpu.threads();
-        format!("cpu {}, {threads} thread{}", self.cpu.isa(), if threads == 1 { "" } else { "s" })
+        let (isa, arithmetic) = (self.cpu.isa(), self.cpu.arithmetic());
+        format!("cpu {isa} {arithmetic}, {threads} thread{}", if threads == 1 { "" } else { "s" })
     }
 
     fn allocate_areas(&mut self, sizes_bytes: &[usize]) -> Result<Vec<Area>, BackendError> {

@@ -76,7 +76,7 @@ impl Synth {
 
     fn run<'a>(&self, path: &Path, stop: &'a Stop) -> Result<Collected<'a>, SynthError> {
         let gguf = Gguf::open(path)?;
-        let backend = CpuBackend::new(Isa::best(), 0).expect("the best instruction set is available");
+        let backend = CpuBackend::fast(Isa::best(), 0).expect("the best instruction set is available");
         let mut ids = self.prompt[..2 * PASS_ROWS].to_vec();
         ids.extend(&self.prompt[tokens::DOCUMENT_TOKENS..][..PASS_ROWS]);
         let options = Options { pass_tokens: PASS_ROWS, context_tokens: Some(ids.len()), ..Options::default() };

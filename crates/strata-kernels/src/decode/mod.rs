@@ -37,7 +37,7 @@ pub fn decode_blocks(isa: Isa, ty: TensorType, blocks: &[u8], out: &mut [f32]) {
     match isa {
         // SAFETY: the assertion above: this machine has the instructions.
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => unsafe { x86::avx512(ty, blocks, out) },
+        Isa::Avx512 | Isa::Amx => unsafe { x86::avx512(ty, blocks, out) },
         // SAFETY: as above.
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => unsafe { x86::avx2(ty, blocks, out) },

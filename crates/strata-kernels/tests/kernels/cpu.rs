@@ -8,7 +8,7 @@ use strata_kernels::{Cpu, Isa, UnavailableIsa, dot};
 use crate::reference::{THREADS, isas};
 
 fn cpus() -> impl Iterator<Item = Cpu> {
-    THREADS.iter().map(|threads| Cpu::new(Isa::Portable, *threads).unwrap())
+    THREADS.iter().map(|threads| Cpu::precise(Isa::Portable, *threads).unwrap())
 }
 
 fn panics(f: impl FnOnce()) -> bool {
@@ -19,7 +19,7 @@ fn panics(f: impl FnOnce()) -> bool {
 fn only_available_instructions_are_run() {
     assert!(Isa::Portable.is_available() && Isa::best().is_available());
     for isa in Isa::ALL {
-        let cpu = Cpu::new(isa, 1);
+        let cpu = Cpu::precise(isa, 1);
         if isa.is_available() {
             assert_eq!(cpu.unwrap().isa(), isa);
             assert!(isa <= Isa::best());
@@ -35,11 +35,11 @@ fn only_available_instructions_are_run() {
 #[test]
 fn threads_are_as_asked() {
     for &threads in THREADS {
-        assert_eq!(Cpu::new(Isa::Portable, threads).unwrap().threads(), threads);
+        assert_eq!(Cpu::precise(Isa::Portable, threads).unwrap().threads(), threads);
     }
     if cfg!(not(miri)) {
         let all = std::thread::available_parallelism().unwrap().get();
-        assert_eq!(Cpu::new(Isa::Portable, 0).unwrap().threads(), all);
+        assert_eq!(Cpu::precise(Isa::Portable, 0).unwrap().threads(), all);
     }
 }
 
@@ -128,7 +128,7 @@ fn a_panic_in_a_row_reaches_the_caller_and_the_threads_live_on() {
 
 #[test]
 fn names_are_those_of_the_command_line() {
-    assert_eq!(Isa::ALL.map(Isa::name), ["portable", "avx2", "avx512"]);
+    assert_eq!(Isa::ALL.map(Isa::name), ["portable", "avx2", "avx512", "amx"]);
     assert_eq!(format!("{:>9}", Isa::Avx2), "     avx2");
     assert!(isas().any(|isa| isa == Isa::Portable));
 }

@@ -80,7 +80,7 @@ impl Case {
 
     /// What [`run`](Self::run) should give, to the bit: each choice computed alone, and poison where there is none.
     fn one_by_one(&self, isa: Isa) -> (Vec<f32>, Vec<f32>) {
-        let cpu = Cpu::new(isa, 1).unwrap();
+        let cpu = Cpu::precise(isa, 1).unwrap();
         let places = self.rows * self.top_k;
         let (mut out, mut hidden) = (poison(places * self.hidden), poison(places * self.ff));
         for ([gate, up, down], choices) in self.weights.iter().zip(&self.choices) {
@@ -160,7 +160,7 @@ fn assert_near(got: &[f32], want: &[f64], what: &str) {
 fn a_group_of_none_writes_nothing() {
     let mut out = poison(4);
     experts(
-        &Cpu::new(Isa::Portable, 1).unwrap(),
+        &Cpu::precise(Isa::Portable, 1).unwrap(),
         &[],
         &[0.0; 4],
         &mut Outputs { out: &mut out, hidden: None, top_k: 1 },
@@ -177,7 +177,7 @@ fn choices_that_share_a_place_or_have_none_are_refused() {
         let choices = [first, second].map(|c| c.iter().map(|&(row, k)| Choice { row, k }).collect::<Vec<_>>());
         let expert = |choices| Expert { gate: weights(), up: weights(), down: weights(), choices };
         let group = choices.each_ref().map(|c| expert(c));
-        let cpu = Cpu::new(Isa::Portable, 1).unwrap();
+        let cpu = Cpu::precise(Isa::Portable, 1).unwrap();
         let mut out = [0.0; 6];
         std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             experts(&cpu, &group, &[1.0; 3], &mut Outputs { out: &mut out, hidden: None, top_k: 2 });

@@ -196,7 +196,7 @@ fn fused_instruction_sets_agree_and_so_do_threads() {
         let mut results = Vec::new();
         for &threads in THREADS {
             let (mut state, mut out) = (case.state.clone(), poison(VALUE_HEADS * case.tokens * case.width));
-            let cpu = Cpu::new(isa, threads).unwrap();
+            let cpu = Cpu::precise(isa, threads).unwrap();
             cpu.for_row_pairs((&mut state, state_len), (&mut out, case.tokens * case.width), |h, state, out| {
                 recurrent(isa, &case.head(h, 0, case.tokens), state, &mut poison(case.width), out);
             });

@@ -48,7 +48,7 @@ fn products_match_the_double_reference_for_every_type_and_size() {
             let w = Weights::random(&mut random, ty, weight_rows, cols, scale);
             let x = random.floats(rows * cols);
             for isa in isas() {
-                let y = product(&Cpu::new(isa, 1).unwrap(), &w.matrix(), &x);
+                let y = product(&Cpu::precise(isa, 1).unwrap(), &w.matrix(), &x);
                 for (x, y) in x.chunks(cols).zip(y.chunks(weight_rows)) {
                     check_row(isa, &w, x, y);
                 }
@@ -83,10 +83,10 @@ fn a_row_has_the_same_bytes_alone_and_in_any_batch_on_any_threads() {
         let w = Weights::random(&mut random, *ty, *weight_rows, *cols, 1.5);
         let x = random.floats(rows * cols);
         for isa in isas() {
-            let alone = Cpu::new(isa, 1).unwrap();
+            let alone = Cpu::precise(isa, 1).unwrap();
             let want: Vec<f32> = x.chunks(*cols).flat_map(|x| product(&alone, &w.matrix(), x)).collect();
             for &threads in THREADS {
-                let cpu = Cpu::new(isa, threads).unwrap();
+                let cpu = Cpu::precise(isa, threads).unwrap();
                 for &batch in BATCHES.iter().filter(|batch| **batch > 0) {
                     let got: Vec<f32> = x.chunks(batch * cols).flat_map(|x| product(&cpu, &w.matrix(), x)).collect();
                     assert_eq!(bits(&got), bits(&want), "{isa}, {threads} threads, batches of {batch}, {ty}");
@@ -147,7 +147,7 @@ fn a_matrix_of_partial_blocks_is_refused() {
 
 #[test]
 fn wrong_shapes_are_refused() {
-    let cpu = Cpu::new(Isa::best(), 1).unwrap();
+    let cpu = Cpu::precise(Isa::best(), 1).unwrap();
     let w = Matrix::new(TensorType::F32, 2, 3, 1.0, &[0; 24]);
     for (x, y) in [(6, 3), (6, 5), (5, 2), (5, 4), (0, 2)] {
         let run = || matmul(&cpu, &w, &vec![0.0; x], &mut vec![0.0; y]);

@@ -15,7 +15,7 @@ pub(crate) fn isas() -> impl Iterator<Item = Isa> {
 
 /// Every instruction set of this machine with every number of threads.
 pub(crate) fn cpus() -> impl Iterator<Item = Cpu> {
-    isas().flat_map(|isa| THREADS.iter().map(move |threads| Cpu::new(isa, *threads).unwrap()))
+    isas().flat_map(|isa| THREADS.iter().map(move |threads| Cpu::precise(isa, *threads).unwrap()))
 }
 
 /// Whether the code for `isa` multiplies and adds with one rounding.

@@ -64,7 +64,7 @@ pub fn model(path: &Path, options: Options) -> Model {
 }
 
 pub fn model_on(path: &Path, isa: Isa, threads: usize, options: Options) -> Model {
-    let backend = Box::new(CpuBackend::new(isa, threads).unwrap());
+    let backend = Box::new(CpuBackend::precise(isa, threads).unwrap());
     Model::load(&Gguf::open(path).unwrap(), backend, options).unwrap()
 }
 
