@@ -5,6 +5,7 @@ use std::fmt;
 #[cfg(target_arch = "x86_64")]
 use crate::amx;
 use crate::pool::{DisjointMut, Pool};
+use crate::products::Products;
 
 /// A family of vector instructions that the kernels have code for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -148,6 +149,17 @@ impl Cpu {
     /// The instruction set in use. Always available: that is checked when the value is made.
     pub fn isa(&self) -> Isa {
         self.isa
+    }
+
+    /// How products are computed.
+    pub(crate) fn products(&self) -> Products {
+        match self.arithmetic {
+            Arithmetic::Float32 => Products::Float32,
+            #[cfg(target_arch = "x86_64")]
+            Arithmetic::Bfloat16 => Products::Dots,
+            #[cfg(not(target_arch = "x86_64"))]
+            Arithmetic::Bfloat16 => unreachable!("no instruction set of this machine has it"),
+        }
     }
 
     /// The number of threads in use.

@@ -1,9 +1,12 @@
 //! Routed experts: for each expert the rows that chose it are gathered, then gate and up, silu, down (spec 6.4).
 
 use crate::Cpu;
+use crate::inputs::{InputBuffer, grown};
 use crate::math::silu_times;
-use crate::matmul::{Matrix, matmul_here, panel_len};
+use crate::matmul::{Matrix, PANEL_ROWS, multiply_panel};
 use crate::pool::DisjointMut;
+use crate::products::Out;
+use crate::scratch::Scratch;
 
 /// One expert's weights and the rows that chose it.
 pub struct Expert<'a> {
@@ -43,54 +46,184 @@ pub struct Outputs<'a> {
 pub fn experts(cpu: &Cpu, group: &[Expert<'_>], x: &[f32], outputs: &mut Outputs<'_>) {
     let Some(first) = group.first() else { return };
     let (ff, width) = (first.gate.rows(), first.gate.cols());
-    let top_k = outputs.top_k;
-    check_places(group, top_k, outputs.out.len() / width);
-    let out = DisjointMut::new(outputs.out);
-    let hidden = outputs.hidden.as_deref_mut().map(DisjointMut::new);
-
-    let most = group.iter().map(|e| e.choices.len()).max().unwrap_or(0);
-    let scratch = || Scratch {
-        x: vec![0.0; most * width],
-        gate: vec![0.0; most * ff],
-        up: vec![0.0; most * ff],
-        down: vec![0.0; most * width],
-        panel: vec![0.0; panel_len(width.max(ff))],
+    let mut scratch = Scratch::of_thread();
+    check_places(group, outputs.top_k, outputs.out.len() / width, &mut scratch.experts.taken);
+    let job = Job {
+        cpu,
+        group,
+        x,
+        top_k: outputs.top_k,
+        ff,
+        width,
+        out: Out::new(outputs.out, width),
+        hidden: outputs.hidden.as_deref_mut().map(DisjointMut::new),
     };
-    cpu.pool.run(group.len(), false, scratch, |s: &mut Scratch, task| {
-        let Expert { gate, up, down, choices } = &group[task];
-        let rows = choices.len();
-        for (choice, row) in choices.iter().zip(s.x.chunks_exact_mut(width)) {
-            row.copy_from_slice(&x[choice.row as usize * width..][..width]);
-        }
-        let (x, g, u) = (&s.x[..rows * width], &mut s.gate[..rows * ff], &mut s.up[..rows * ff]);
-        matmul_here(cpu.isa(), gate, x, g, &mut s.panel);
-        matmul_here(cpu.isa(), up, x, u, &mut s.panel);
-        silu_times(cpu.isa(), g, u);
-        let d = &mut s.down[..rows * width];
-        matmul_here(cpu.isa(), down, g, d, &mut s.panel);
-        for (i, choice) in choices.iter().enumerate() {
-            let at = choice.row as usize * top_k + choice.k as usize;
-            // SAFETY: `check_places`: no other choice has row `at`.
-            unsafe { out.part(at * width, width) }.copy_from_slice(&d[i * width..][..width]);
-            if let Some(hidden) = &hidden {
-                // SAFETY: as above.
-                unsafe { hidden.part(at * ff, ff) }.copy_from_slice(&g[i * ff..][..ff]);
-            }
-        }
-    });
+    if group.len() >= 2 * cpu.threads() || cpu.threads() == 1 {
+        job.by_expert();
+    } else {
+        job.by_panel(&mut scratch.experts);
+    }
 }
 
-struct Scratch {
-    x: Vec<f32>,
+/// Rows of experts on their way, kept between groups.
+#[derive(Default)]
+pub(crate) struct Room {
+    /// Gathered inputs.
+    x: InputBuffer,
+    /// `[choices][ff]`.
     gate: Vec<f32>,
     up: Vec<f32>,
-    down: Vec<f32>,
-    panel: Vec<f32>,
+    /// `silu(gate) * up`, as inputs.
+    hidden: InputBuffer,
+    /// Output rows of the choices.
+    places: Vec<usize>,
+    parts: Vec<PartOfRoom>,
+    taken: Vec<bool>,
+}
+
+/// Where an expert's rows lie in a room.
+#[derive(Clone, Copy, Default)]
+struct PartOfRoom {
+    /// Its first choice.
+    choice: usize,
+    x: usize,
+    hidden: usize,
+}
+
+struct Job<'a> {
+    cpu: &'a Cpu,
+    group: &'a [Expert<'a>],
+    x: &'a [f32],
+    top_k: usize,
+    ff: usize,
+    width: usize,
+    out: Out<'a>,
+    hidden: Option<DisjointMut<'a, f32>>,
+}
+
+impl Job<'_> {
+    /// Each thread takes whole experts: their rows stay in its cache.
+    fn by_expert(&self) {
+        let &Self { cpu, group, ff, width, out, .. } = self;
+        let products = cpu.products();
+        cpu.pool.run(group.len(), false, Scratch::of_thread, |scratch, e| {
+            let Scratch { panel, experts: room, .. } = &mut **scratch;
+            let expert = &group[e];
+            let rows = expert.choices.len();
+            self.make_room(rows, InputBuffer::len(products, rows, width), InputBuffer::len(products, rows, ff), room);
+            self.gather(expert, PartOfRoom::default(), room);
+            let x = room.x.view(products, 0, rows, width);
+            let (gate, up) = (Out::new(&mut room.gate, ff), Out::new(&mut room.up, ff));
+            for first in (0..ff).step_by(PANEL_ROWS) {
+                // SAFETY: this thread's own rows, of this width.
+                unsafe {
+                    multiply_panel(cpu.isa(), &expert.gate, first, &x, gate, panel);
+                    multiply_panel(cpu.isa(), &expert.up, first, &x, up, panel);
+                }
+            }
+            silu_times(cpu.isa(), &mut room.gate[..rows * ff], &room.up[..rows * ff]);
+            self.pass_on(expert, PartOfRoom::default(), room);
+            let hidden = room.hidden.view(products, 0, rows, ff);
+            let out = out.at_places(&room.places);
+            for first in (0..width).step_by(PANEL_ROWS) {
+                // SAFETY: `check_places`: nobody else has these rows of the output.
+                unsafe { multiply_panel(cpu.isa(), &expert.down, first, &hidden, out, panel) };
+            }
+        });
+    }
+
+    /// All threads share the panels of every matrix: there are too few experts to give each thread some.
+    fn by_panel(&self, room: &mut Room) {
+        let &Self { cpu, group, ff, width, out, .. } = self;
+        let (isa, products) = (cpu.isa(), cpu.products());
+        let mut end = PartOfRoom::default();
+        room.parts.clear();
+        for expert in group {
+            room.parts.push(end);
+            let rows = expert.choices.len();
+            end.choice += rows;
+            end.x += InputBuffer::len(products, rows, width);
+            end.hidden += InputBuffer::len(products, rows, ff);
+        }
+        self.make_room(end.choice, end.x, end.hidden, room);
+        for (e, expert) in group.iter().enumerate() {
+            self.gather(expert, room.parts[e], room);
+        }
+
+        let panels = ff.div_ceil(PANEL_ROWS);
+        let (gate, up) = (Out::new(&mut room.gate, ff), Out::new(&mut room.up, ff));
+        let (parts, inputs) = (&room.parts, &room.x);
+        cpu.pool.run(group.len() * panels, false, Scratch::of_thread, |scratch, task| {
+            let (expert, part) = (&group[task / panels], parts[task / panels]);
+            let first = task % panels * PANEL_ROWS;
+            let x = inputs.view(products, part.x, expert.choices.len(), width);
+            // SAFETY: this task alone writes the columns of its panel in the rows of its expert.
+            unsafe {
+                multiply_panel(isa, &expert.gate, first, &x, gate.rows(part.choice), &mut scratch.panel);
+                multiply_panel(isa, &expert.up, first, &x, up.rows(part.choice), &mut scratch.panel);
+            }
+        });
+
+        let up = &room.up;
+        cpu.for_rows(&mut room.gate[..end.choice * ff], ff, |row, gate| silu_times(isa, gate, &up[row * ff..][..ff]));
+        for (e, expert) in group.iter().enumerate() {
+            self.pass_on(expert, room.parts[e], room);
+        }
+
+        let panels = width.div_ceil(PANEL_ROWS);
+        let (parts, hidden, places) = (&room.parts, &room.hidden, &room.places);
+        cpu.pool.run(group.len() * panels, false, Scratch::of_thread, |scratch, task| {
+            let (expert, part) = (&group[task / panels], parts[task / panels]);
+            let rows = expert.choices.len();
+            let hidden = hidden.view(products, part.hidden, rows, ff);
+            let out = out.at_places(&places[part.choice..][..rows]);
+            // SAFETY: this task alone writes the columns of its panel in the output rows of its expert, and
+            // `check_places`: these are no other expert's.
+            unsafe {
+                multiply_panel(isa, &expert.down, task % panels * PANEL_ROWS, &hidden, out, &mut scratch.panel);
+            }
+        });
+    }
+
+    fn make_room(&self, choices: usize, x: usize, hidden: usize, room: &mut Room) {
+        let products = self.cpu.products();
+        room.x.reserve(products, x);
+        room.hidden.reserve(products, hidden);
+        grown(&mut room.gate, choices * self.ff, 0.0);
+        grown(&mut room.up, choices * self.ff, 0.0);
+        grown(&mut room.places, choices, 0);
+    }
+
+    /// Gathers the rows that chose an expert.
+    fn gather(&self, expert: &Expert<'_>, part: PartOfRoom, room: &mut Room) {
+        let &Self { x, width, .. } = self;
+        let choices = expert.choices;
+        room.x.write(self.cpu.products(), part.x, choices.len(), width, |i| {
+            &x[choices[i].row as usize * width..][..width]
+        });
+        for (choice, place) in choices.iter().zip(&mut room.places[part.choice..]) {
+            *place = choice.row as usize * self.top_k + choice.k as usize;
+        }
+    }
+
+    /// Makes `silu(gate) * up` of an expert the inputs of its down product, and shows it to who wants to see it.
+    fn pass_on(&self, expert: &Expert<'_>, part: PartOfRoom, room: &mut Room) {
+        let (ff, rows) = (self.ff, expert.choices.len());
+        let values = &room.gate[part.choice * ff..][..rows * ff];
+        room.hidden.write(self.cpu.products(), part.hidden, rows, ff, |i| &values[i * ff..][..ff]);
+        if let Some(hidden) = &self.hidden {
+            for (place, row) in room.places[part.choice..].iter().zip(values.chunks_exact(ff)) {
+                // SAFETY: `check_places`: no other choice has this place.
+                unsafe { hidden.part(place * ff, ff) }.copy_from_slice(row);
+            }
+        }
+    }
 }
 
 /// Panics unless each choice has one of the `places` for itself: threads will write them at the same time.
-fn check_places(group: &[Expert<'_>], top_k: usize, places: usize) {
-    let mut taken = vec![false; places];
+fn check_places(group: &[Expert<'_>], top_k: usize, places: usize, taken: &mut Vec<bool>) {
+    taken.clear();
+    taken.resize(places, false);
     for &Choice { row, k } in group.iter().flat_map(|e| e.choices) {
         let place = row as usize * top_k + k as usize;
         assert!((k as usize) < top_k && place < places, "choice {k} of row {row}: not among {places} of {top_k} a row");

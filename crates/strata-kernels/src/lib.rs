@@ -11,18 +11,22 @@
 #[cfg(target_arch = "x86_64")]
 mod amx;
 pub mod attention;
+pub mod bfloat16;
 mod cpu;
 pub mod decode;
 pub mod experts;
 pub mod gdn;
 pub mod hyper;
+pub mod inputs;
 pub mod math;
 pub mod matmul;
 pub mod norm;
 pub mod ple;
 mod pool;
+mod products;
 pub mod rope;
 pub mod route;
+mod scratch;
 mod vector;
 
 pub use cpu::{Arithmetic, Cpu, Isa, UnavailableIsa};

@@ -1,13 +1,14 @@
 //! Rows of inputs times a matrix of quantised weights.
 //!
-//! A panel of weight rows is decoded once into float32 and multiplied with every input row. How rows are grouped into
-//! tiles depends on their number; the arithmetic of one output value does not.
+//! A panel of weight rows is decoded once and multiplied with every input row. Where weights are already as the products
+//! want them, nothing is decoded.
 
 use strata_gguf::TensorType;
 
-use crate::decode::decode_blocks;
-use crate::pool::DisjointMut;
-use crate::vector::{Lanes, dispatch, dots};
+use crate::decode::{decode_blocks, decode_blocks_to_bfloat16};
+use crate::inputs::{Form, Inputs, grown};
+use crate::products::{LINE, Line, Out, float32, values_mut};
+use crate::scratch::Scratch;
 use crate::{Cpu, Isa};
 
 /// A matrix as a file stores it: `rows` rows of `cols` weights each.
@@ -43,133 +44,116 @@ impl<'a> Matrix<'a> {
 
     /// Decodes the rows `first .. first + out.len() / cols` into `out`, without the scale. The bits do not depend on `isa`.
     pub fn decode(&self, isa: Isa, first: usize, out: &mut [f32]) {
+        decode_blocks(isa, self.ty, self.row_blocks(first, out.len() / self.cols), out);
+    }
+
+    /// The blocks of `count` rows.
+    fn row_blocks(&self, first: usize, count: usize) -> &'a [u8] {
         let row_bytes = self.bytes.len() / self.rows;
-        let count = out.len() / self.cols;
-        decode_blocks(isa, self.ty, &self.bytes[first * row_bytes..(first + count) * row_bytes], out);
+        &self.bytes[first * row_bytes..(first + count) * row_bytes]
     }
 }
 
-/// Weight rows decoded together.
-const PANEL_ROWS: usize = 16;
+/// Weight rows of a task.
+pub(crate) const PANEL_ROWS: usize = 16;
 /// Below this many multiplications, waking other threads costs more than it saves.
 const SMALL_PRODUCT: usize = 1 << 17;
-/// Rows of weights and of inputs in one register tile.
-const TILE: usize = 4;
 
-/// `y[t][n] = scale sum_k w[n][k] x[t][k]` for `rows` input rows.
+/// `y[t][n] = scale sum_k w[n][k] x[t][k]` for all input rows, in the arithmetic of `cpu`.
 ///
 /// `x` is `[rows][w.cols]`; `y` is `[rows][w.rows]`, all of it written.
-pub fn matmul(cpu: &Cpu, w: &Matrix<'_>, x: &[f32], y: &mut [f32]) {
-    let rows = x.len() / w.cols;
-    assert!(x.len() == rows * w.cols && y.len() == rows * w.rows, "matmul: shapes differ");
-    let out = DisjointMut::new(y);
-    let small = w.rows * w.cols * rows.max(4) < SMALL_PRODUCT;
-    cpu.pool.run(
-        w.rows.div_ceil(PANEL_ROWS),
-        small,
-        || vec![0.0; PANEL_ROWS * w.cols],
-        |panel: &mut Vec<f32>, task| {
-            // SAFETY: this task alone writes the columns of its panel, in any row.
-            unsafe { multiply_rows(cpu.isa(), w, task * PANEL_ROWS, x, &out, panel) };
-        },
-    );
-}
-
-/// [`matmul`] on the caller's thread, through a caller's panel buffer of at least [`panel_len`] values.
-pub(crate) fn matmul_here(isa: Isa, w: &Matrix<'_>, x: &[f32], y: &mut [f32], panel: &mut [f32]) {
-    let rows = x.len() / w.cols;
-    assert!(x.len() == rows * w.cols && y.len() == rows * w.rows, "matmul: shapes differ");
-    let out = DisjointMut::new(y);
-    for first in (0..w.rows).step_by(PANEL_ROWS) {
-        // SAFETY: one thread.
-        unsafe { multiply_rows(isa, w, first, x, &out, panel) };
-    }
-}
-
-/// Decodes the panel of weight rows that begins at `first` and multiplies it with all input rows, into `[rows][w.rows]`.
 ///
-/// # Safety
-/// Nobody else may use these columns of the output meanwhile.
-unsafe fn multiply_rows(
-    isa: Isa,
-    w: &Matrix<'_>,
-    first: usize,
-    x: &[f32],
-    out: &DisjointMut<'_, f32>,
-    panel: &mut [f32],
-) {
-    let count = PANEL_ROWS.min(w.rows - first);
-    let panel = &mut panel[..count * w.cols];
-    w.decode(isa, first, panel);
-    multiply_panel(isa, panel, count, x, &|t, n, values| {
-        // SAFETY: by the caller's promise nobody else uses the part, and it is dropped before the next is taken.
-        put(unsafe { out.part(t * w.rows + first + n, values.len()) }, values, w.scale);
+/// # Panics
+/// When shapes do not fit together.
+pub fn matmul(cpu: &Cpu, w: &Matrix<'_>, x: &[f32], y: &mut [f32]) {
+    let mut scratch = Scratch::of_thread();
+    matmul_of(cpu, w, &scratch.inputs.inputs(cpu, x, w.cols), y);
+}
+
+/// [`matmul`] of inputs that are ready: several products may read them.
+///
+/// # Panics
+/// When shapes do not fit together.
+pub fn matmul_of(cpu: &Cpu, w: &Matrix<'_>, x: &Inputs<'_>, y: &mut [f32]) {
+    assert!(x.cols == w.cols && y.len() == x.rows * w.rows, "matmul: shapes differ");
+    let small = w.rows * w.cols * x.rows.max(4) < SMALL_PRODUCT;
+    let out = Out::new(y, w.rows);
+    cpu.pool.run(w.rows.div_ceil(PANEL_ROWS), small, Scratch::of_thread, |scratch, task| {
+        // SAFETY: this task alone writes the columns of its panel, in any row.
+        unsafe { multiply_panel(cpu.isa(), w, task * PANEL_ROWS, x, out, &mut scratch.panel) };
     });
 }
 
-/// Length of the panel buffer for matrices with up to `cols` columns.
-pub(crate) fn panel_len(cols: usize) -> usize {
-    PANEL_ROWS * cols
+/// Decoded weight rows, kept between panels.
+#[derive(Default)]
+pub(crate) struct Panel {
+    floats: Vec<f32>,
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+    lines: Vec<Line>,
 }
 
-/// Receives, for input row `t`, the outputs `n, n + 1, ...` of the panel.
-type Store<'a> = &'a dyn Fn(usize, usize, &[f32]);
-
-fn put(out: &mut [f32], values: &[f32], scale: f32) {
-    for (o, v) in out.iter_mut().zip(values) {
-        *o = v * scale; // exact when the scale is 1
-    }
-}
-
-dispatch! {
-    /// Multiplies `count` decoded weight rows with all input rows.
-    fn multiply_panel = multiply_panel_body(panel: &[f32], count: usize, x: &[f32], store: Store<'_>)
-}
-
-#[inline(always)]
-fn multiply_panel_body<V: Lanes, const FUSED: bool>(panel: &[f32], count: usize, x: &[f32], store: Store<'_>) {
-    let cols = panel.len() / count;
-    let rows = x.len() / cols;
-    let w_row = |n: usize| panel[n * cols..][..cols].as_ptr();
-    let x_row = |t: usize| x[t * cols..][..cols].as_ptr();
-    let mut t = 0;
-    while t + TILE <= rows {
-        let xs = [x_row(t), x_row(t + 1), x_row(t + 2), x_row(t + 3)];
-        let mut n = 0;
-        while n + TILE <= count {
-            let ws = [w_row(n), w_row(n + 1), w_row(n + 2), w_row(n + 3)];
-            // SAFETY: every row is `cols` long; `dispatch` vouches for the instructions.
-            let tile = unsafe { dots::<V, FUSED, TILE, TILE>(ws, xs, cols) };
-            for c in 0..TILE {
-                store(t + c, n, &[tile[0][c], tile[1][c], tile[2][c], tile[3][c]]);
+/// Multiplies the panel of weight rows that begins at `first` with all input rows, into the columns of these weight rows.
+///
+/// # Safety
+/// These columns of the output must be writable for every input row, and nobody else's meanwhile.
+pub(crate) unsafe fn multiply_panel(
+    isa: Isa,
+    w: &Matrix<'_>,
+    first: usize,
+    x: &Inputs<'_>,
+    out: Out<'_>,
+    panel: &mut Panel,
+) {
+    let end = w.rows.min(first + PANEL_ROWS);
+    // With few inputs the decoded rows are read once: then the fewer there are, the nearer they still lie.
+    let step = if x.rows < 8 { 4 } else { PANEL_ROWS };
+    for n in (first..end).step_by(step) {
+        let count = step.min(end - n);
+        // SAFETY: the caller's promise, for some of its columns.
+        let out = unsafe { out.columns(n) }.scaled(w.scale);
+        match x.form {
+            Form::Floats(x) => {
+                let floats = grown(&mut panel.floats, count * w.cols, 0.0);
+                w.decode(isa, n, floats);
+                // SAFETY: as above.
+                unsafe { float32::multiply(isa, floats, count, x, out) };
             }
-            n += TILE;
-        }
-        while n < count {
-            // SAFETY: as above.
-            let tile = unsafe { dots::<V, FUSED, 1, TILE>([w_row(n)], xs, cols) };
-            for (c, value) in tile[0].iter().enumerate() {
-                store(t + c, n, &[*value]);
+            #[cfg(target_arch = "x86_64")]
+            Form::Lines(x) => {
+                // SAFETY: as above; inputs have this form where the processor has AVX-512 with BF16.
+                unsafe {
+                    let rows = weight_rows(isa, w, n, count, panel);
+                    crate::products::bfloat16::multiply(rows, x, w.cols.div_ceil(LINE), out);
+                }
             }
-            n += 1;
         }
-        t += TILE;
     }
-    while t < rows {
-        let mut n = 0;
-        while n + TILE <= count {
-            let ws = [w_row(n), w_row(n + 1), w_row(n + 2), w_row(n + 3)];
-            // SAFETY: as above.
-            let tile = unsafe { dots::<V, FUSED, TILE, 1>(ws, [x_row(t)], cols) };
-            store(t, n, &[tile[0][0], tile[1][0], tile[2][0], tile[3][0]]);
-            n += TILE;
-        }
-        while n < count {
-            // SAFETY: as above.
-            let tile = unsafe { dots::<V, FUSED, 1, 1>([w_row(n)], [x_row(t)], cols) };
-            store(t, n, &tile[0]);
-            n += 1;
-        }
-        t += 1;
+}
+
+/// Weight rows in bfloat16: where the file has them so, in place; else decoded and padded to whole lines.
+#[cfg(target_arch = "x86_64")]
+fn weight_rows<'p>(
+    isa: Isa,
+    w: &Matrix<'p>,
+    first: usize,
+    count: usize,
+    panel: &'p mut Panel,
+) -> crate::products::bfloat16::WeightRows<'p> {
+    use crate::products::bfloat16::WeightRows;
+
+    let blocks = w.row_blocks(first, count);
+    if w.ty == TensorType::BF16 && w.cols.is_multiple_of(LINE) {
+        return WeightRows::new(blocks, count);
     }
+    let lines = grown(&mut panel.lines, count * w.cols.div_ceil(LINE), Line::ZERO);
+    if w.cols.is_multiple_of(LINE) {
+        decode_blocks_to_bfloat16(isa, w.ty, blocks, values_mut(lines));
+    } else {
+        let rows = blocks.chunks_exact(blocks.len() / count);
+        for (blocks, row) in rows.zip(lines.chunks_exact_mut(w.cols.div_ceil(LINE))) {
+            row[w.cols / LINE] = Line::ZERO;
+            decode_blocks_to_bfloat16(isa, w.ty, blocks, &mut values_mut(row)[..w.cols]);
+        }
+    }
+    WeightRows::of_lines(lines, count)
 }

@@ -9,6 +9,8 @@ pub(crate) const LANES: usize = 16;
 
 /// Sixteen float32 values.
 pub(crate) trait Lanes: Copy {
+    /// Vector registers that they take.
+    const REGISTERS: usize;
     /// # Safety
     /// `at` must be readable for sixteen values; the processor must have the instructions of the implementation.
     unsafe fn load(at: *const f32) -> Self;
@@ -47,6 +49,8 @@ pub(crate) fn fold(mut sums: [f32; LANES]) -> f32 {
 pub(crate) struct PortableLanes([f32; LANES]);
 
 impl Lanes for PortableLanes {
+    const REGISTERS: usize = 4;
+
     #[inline(always)]
     unsafe fn load(at: *const f32) -> Self {
         // SAFETY: the caller promises sixteen readable values; no alignment is asked for.
@@ -81,6 +85,8 @@ pub(crate) mod x86 {
 
     // SAFETY of each block below: the trait's callers promise the instructions and, for `load`, the memory.
     impl Lanes for Avx2Lanes {
+        const REGISTERS: usize = 2;
+
         #[inline(always)]
         unsafe fn load(at: *const f32) -> Self {
             // SAFETY: see above.
@@ -113,6 +119,8 @@ pub(crate) mod x86 {
     pub(crate) struct Avx512Lanes(__m512);
 
     impl Lanes for Avx512Lanes {
+        const REGISTERS: usize = 1;
+
         #[inline(always)]
         unsafe fn load(at: *const f32) -> Self {
             // SAFETY: see above.

@@ -21,7 +21,8 @@ pub(super) fn route(
     s: &mut Scratch,
 ) -> Routes {
     let (top_k, experts) = (pass.shape.top_k, pass.shape.experts);
-    weights.multiply(cpu, router, pass.mixed.rows(rows.clone()), &mut s.a);
+    // Which experts are chosen decides more than any rounding: the logits are float32.
+    weights.multiply_exactly(cpu, router, pass.mixed.rows(rows.clone()), &mut s.a);
     let mut routes = Routes { ids: vec![0; rows.len() * top_k], weights: vec![0.0; rows.len() * top_k] };
     let chosen = routes.ids.chunks_exact_mut(top_k).zip(routes.weights.chunks_exact_mut(top_k));
     for (logits, (ids, weights)) in s.a.chunks_exact(experts).zip(chosen) {

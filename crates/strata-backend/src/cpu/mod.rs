@@ -11,7 +11,8 @@ mod streams;
 use std::collections::HashMap;
 use std::ops::Range;
 
-use strata_kernels::matmul::{Matrix, matmul};
+use strata_kernels::inputs::Inputs;
+use strata_kernels::matmul::{Matrix, matmul, matmul_of};
 use strata_kernels::{Cpu, Isa, UnavailableIsa};
 use strata_store::{Area, Slot};
 
@@ -61,6 +62,13 @@ impl Weights {
         let w = self.matrix(id);
         y.resize(x.len() / w.cols() * w.rows(), 0.0);
         matmul(cpu, &w, x, y);
+    }
+
+    /// [`multiply`](Self::multiply) in float32, whatever the arithmetic of `cpu`.
+    fn multiply_exactly(&self, cpu: &Cpu, id: MatrixId, x: &[f32], y: &mut Vec<f32>) {
+        let w = self.matrix(id);
+        y.resize(x.len() / w.cols() * w.rows(), 0.0);
+        matmul_of(cpu, &w, &Inputs::exact(x, w.cols()), y);
     }
 }
 

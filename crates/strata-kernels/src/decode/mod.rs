@@ -1,15 +1,17 @@
-//! Block formats to float32, with vector instructions.
+//! Block formats to weights, with vector instructions.
 //!
-//! Owns: for x86-64, one decoder of a block per type, compiled for AVX2 and for AVX-512. They share a shape: the codes of
-//! sixteen weights are brought into sixteen signed bytes, which [`lanes::Wide::put`] widens and multiplies by a scale.
+//! Owns: for x86-64, one decoder of a block per type, compiled for AVX2 and AVX-512 and for float32 and bfloat16 weights.
+//! They share a shape: the codes of sixteen weights are brought into sixteen signed bytes, which [`lanes::Wide::put`]
+//! widens and multiplies by a scale. The types of the largest matrices have decoders straight to bfloat16 as well.
 //! Promises: the bits of `strata_quant::decode_row`, which stays the definition of every format (a NaN is only promised
-//! to be a NaN). Where a factor is moved from one place of a product to another, both forms are exact.
+//! to be a NaN), or those bits rounded once by [`bfloat16::round`](crate::bfloat16::round). Where a factor is moved from
+//! one place of a product to another, both forms are exact.
 //! Refuses: nothing; a type without a decoder here, and `Isa::Portable`, take `decode_row`.
 
 use strata_gguf::TensorType;
 use strata_quant::decode_row;
 
-use crate::{Isa, UnavailableIsa};
+use crate::{Arithmetic, Isa, UnavailableIsa};
 
 #[cfg(target_arch = "x86_64")]
 mod iquants;
@@ -19,6 +21,8 @@ mod kquants;
 mod lanes;
 #[cfg(target_arch = "x86_64")]
 mod simple;
+#[cfg(target_arch = "x86_64")]
+mod x86;
 
 /// Decodes whole blocks of type `ty`: `out` gets their weights in order.
 ///
@@ -26,14 +30,7 @@ mod simple;
 /// When the lengths do not fit together, or this machine cannot run `isa`.
 pub fn decode_blocks(isa: Isa, ty: TensorType, blocks: &[u8], out: &mut [f32]) {
     assert!(isa.is_available(), "{}", UnavailableIsa(isa));
-    assert!(
-        ty.row_bytes(out.len() as u64) == Some(blocks.len() as u64),
-        "{} bytes of {ty} do not decode to {} weights: {} bytes hold {}",
-        blocks.len(),
-        out.len(),
-        ty.block_bytes(),
-        ty.block_weights()
-    );
+    check_lengths(ty, blocks, out.len());
     match isa {
         // SAFETY: the assertion above: this machine has the instructions.
         #[cfg(target_arch = "x86_64")]
@@ -45,72 +42,27 @@ pub fn decode_blocks(isa: Isa, ty: TensorType, blocks: &[u8], out: &mut [f32]) {
     }
 }
 
-#[cfg(target_arch = "x86_64")]
-mod x86 {
-    use strata_gguf::TensorType;
-    use strata_quant::decode_row;
-
-    use super::lanes::{Avx2, Avx512, Wide};
-    use super::{iquants, kquants, simple};
-
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,f16c")]
-    pub(super) fn avx512(ty: TensorType, blocks: &[u8], out: &mut [f32]) {
-        // SAFETY: the instructions of `Avx512` are enabled here.
-        unsafe { decode::<Avx512>(ty, blocks, out) }
+/// [`decode_blocks`] to bfloat16: `out` gets the bits of the rounded weights.
+///
+/// # Panics
+/// When the lengths do not fit together, or the fastest arithmetic of `isa` on this machine is not
+/// [`Arithmetic::Bfloat16`].
+pub fn decode_blocks_to_bfloat16(isa: Isa, ty: TensorType, blocks: &[u8], out: &mut [u16]) {
+    assert!(isa.is_available() && isa.fastest_arithmetic() == Arithmetic::Bfloat16, "`{isa}` has no bfloat16 here");
+    check_lengths(ty, blocks, out.len());
+    // SAFETY: the assertion above: this machine has AVX-512 with BF16.
+    #[cfg(target_arch = "x86_64")]
+    unsafe {
+        x86::bfloat16(ty, blocks, out);
     }
+}
 
-    #[target_feature(enable = "avx2,f16c")]
-    pub(super) fn avx2(ty: TensorType, blocks: &[u8], out: &mut [f32]) {
-        // SAFETY: the instructions of `Avx2` are enabled here.
-        unsafe { decode::<Avx2>(ty, blocks, out) }
-    }
-
-    /// Runs the decoder of `ty` over every block.
-    ///
-    /// # Safety
-    /// The processor must have the instructions of `W`.
-    #[inline(always)]
-    unsafe fn decode<W: Wide>(ty: TensorType, blocks: &[u8], out: &mut [f32]) {
-        // A loop in place, not a closure: a closure would be compiled without the instructions.
-        macro_rules! each_block {
-            ($block:path) => {{
-                let (blocks, out) = in_blocks(ty, blocks, out);
-                for (bytes, weights) in blocks.iter().zip(out) {
-                    // SAFETY: the caller vouches for the instructions.
-                    unsafe { $block(bytes, weights) }
-                }
-            }};
-        }
-        match ty {
-            TensorType::IQ2_XS => each_block!(iquants::iq2_xs::<W>),
-            TensorType::IQ2_S => each_block!(iquants::iq2_s::<W>),
-            TensorType::IQ2_XXS => each_block!(iquants::iq2_xxs::<W>),
-            TensorType::IQ3_S => each_block!(iquants::iq3_s::<W>),
-            TensorType::IQ3_XXS => each_block!(iquants::iq3_xxs::<W>),
-            TensorType::IQ1_S => each_block!(iquants::iq1_s::<W>),
-            TensorType::IQ1_M => each_block!(iquants::iq1_m::<W>),
-            TensorType::IQ4_XS => each_block!(iquants::iq4_xs::<W>),
-            TensorType::Q4_K => each_block!(kquants::q4_k::<W>),
-            TensorType::Q5_K => each_block!(kquants::q5_k::<W>),
-            TensorType::Q6_K => each_block!(kquants::q6_k::<W>),
-            TensorType::Q4_0 => each_block!(simple::q4_0::<W>),
-            TensorType::Q8_0 => each_block!(simple::q8_0::<W>),
-            TensorType::Q2_0 => each_block!(simple::q2_0::<W>),
-            TensorType::IQ4_NL => each_block!(simple::iq4_nl::<W>),
-            // SAFETY: the caller vouches for the instructions.
-            TensorType::F16 => unsafe { simple::float16(blocks, out) },
-            _ => decode_row(ty, blocks, out),
-        }
-    }
-
-    /// Both slices, of fitting lengths, in blocks; `BYTES` and `WEIGHTS` must be those of `ty`.
-    #[inline(always)]
-    fn in_blocks<'a, const BYTES: usize, const WEIGHTS: usize>(
-        ty: TensorType,
-        blocks: &'a [u8],
-        out: &'a mut [f32],
-    ) -> (&'a [[u8; BYTES]], &'a mut [[f32; WEIGHTS]]) {
-        assert_eq!((BYTES, WEIGHTS), (ty.block_bytes(), ty.block_weights()), "block of the decoder of {ty}");
-        (blocks.as_chunks().0, out.as_chunks_mut().0)
-    }
+fn check_lengths(ty: TensorType, blocks: &[u8], weights: usize) {
+    assert!(
+        ty.row_bytes(weights as u64) == Some(blocks.len() as u64),
+        "{} bytes of {ty} do not decode to {weights} weights: {} bytes hold {}",
+        blocks.len(),
+        ty.block_bytes(),
+        ty.block_weights()
+    );
 }

@@ -1,0 +1,181 @@
+//! Bfloat16 products with the dot-product instruction of AVX-512.
+//!
+//! A dot product is sixteen running sums: sum `l` takes the pairs `l, l + 16, ...` of values, of each pair the second
+//! product first (VDPBF16PS), and they are folded by halves. Rows are padded with zeros to whole lines.
+
+use std::arch::x86_64::*;
+
+use super::{LINE, Line, Out};
+
+/// Input rows of a register tile.
+const TILE_ROWS: usize = 6;
+/// Weight rows of a register tile.
+const TILE_WEIGHTS: usize = 4;
+
+/// Weight rows, each of whole lines; they may start at any byte.
+#[derive(Clone, Copy)]
+pub(crate) struct WeightRows<'a> {
+    bytes: &'a [u8],
+    count: usize,
+}
+
+impl<'a> WeightRows<'a> {
+    /// `count` rows of little-endian bfloat16 values.
+    pub(crate) fn new(bytes: &'a [u8], count: usize) -> Self {
+        assert!(bytes.len().is_multiple_of(count * size_of::<Line>()), "rows of whole lines");
+        Self { bytes, count }
+    }
+
+    /// `count` rows in lines.
+    pub(crate) fn of_lines(lines: &'a [Line], count: usize) -> Self {
+        // SAFETY: lines are plain bytes.
+        let bytes = unsafe { std::slice::from_raw_parts(lines.as_ptr().cast(), size_of_val(lines)) };
+        Self::new(bytes, count)
+    }
+}
+
+/// Rounds rows of `cols` values into rows of whole lines, padded with zeros.
+///
+/// # Safety
+/// The processor must have AVX-512 with BF16.
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+pub(crate) unsafe fn round_row(x: &[f32], out: &mut [Line]) {
+    let (lines, rest) = x.as_chunks::<LINE>();
+    for (x, out) in lines.iter().zip(out.iter_mut()) {
+        // SAFETY: 32 readable values, and 32 places; the caller vouches for the instructions.
+        unsafe {
+            let (low, high) = (_mm512_loadu_ps(x.as_ptr()), _mm512_loadu_ps(x.as_ptr().add(16)));
+            let rounded: __m512i = std::mem::transmute(_mm512_cvtne2ps_pbh(high, low));
+            _mm512_store_si512(out.0.as_mut_ptr().cast(), rounded);
+        }
+    }
+    if !rest.is_empty() {
+        let out = &mut out[lines.len()].0;
+        *out = [0; LINE];
+        for (out, x) in out.iter_mut().zip(rest) {
+            *out = crate::bfloat16::round(*x);
+        }
+    }
+}
+
+/// Multiplies weight rows with all input rows, each `lines` lines long.
+///
+/// # Safety
+/// The places of all outputs (input rows x weight rows) must be writable and nobody else's; the processor must have AVX-512
+/// with BF16.
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+pub(crate) unsafe fn multiply(w: WeightRows<'_>, x: &[Line], lines: usize, out: Out<'_>) {
+    let rows = x.len() / lines;
+    assert_eq!(w.bytes.len(), w.count * lines * size_of::<Line>(), "weight rows as long as input rows");
+    let mut t = 0;
+    // SAFETY: tiles stay inside of the rows and outputs; see above.
+    unsafe {
+        while t + TILE_ROWS <= rows {
+            multiply_rows::<TILE_ROWS>(w, x, lines, t, out);
+            t += TILE_ROWS;
+        }
+        match rows - t {
+            1 => multiply_rows::<1>(w, x, lines, t, out),
+            2 => multiply_rows::<2>(w, x, lines, t, out),
+            3 => multiply_rows::<3>(w, x, lines, t, out),
+            4 => multiply_rows::<4>(w, x, lines, t, out),
+            5 => multiply_rows::<5>(w, x, lines, t, out),
+            _ => {}
+        }
+    }
+}
+
+/// All weight rows with the input rows `t .. t + C`.
+///
+/// # Safety
+/// As [`multiply`].
+#[inline(always)]
+unsafe fn multiply_rows<const C: usize>(w: WeightRows<'_>, x: &[Line], lines: usize, t: usize, out: Out<'_>) {
+    // SAFETY: as above.
+    unsafe {
+        let mut n = 0;
+        // With few inputs, more weight rows at a time hide the latency of the sums.
+        if C <= 2 {
+            while n + 2 * TILE_WEIGHTS <= w.count {
+                tile::<8, C>(w, x, lines, t, n, out);
+                n += 2 * TILE_WEIGHTS;
+            }
+        }
+        while n + TILE_WEIGHTS <= w.count {
+            tile::<TILE_WEIGHTS, C>(w, x, lines, t, n, out);
+            n += TILE_WEIGHTS;
+        }
+        while n < w.count {
+            tile::<1, C>(w, x, lines, t, n, out);
+            n += 1;
+        }
+    }
+}
+
+/// The weight rows `n .. n + R` with the input rows `t .. t + C`.
+///
+/// # Safety
+/// As [`multiply`].
+#[inline(always)]
+unsafe fn tile<const R: usize, const C: usize>(
+    w: WeightRows<'_>,
+    x: &[Line],
+    lines: usize,
+    t: usize,
+    n: usize,
+    out: Out<'_>,
+) {
+    // SAFETY: as above.
+    unsafe {
+        let row_bytes = lines * size_of::<Line>();
+        let start = w.bytes.as_ptr().add(n * row_bytes);
+        let x = x.as_ptr().add(t * lines);
+        let mut sums = [[_mm512_setzero_ps(); C]; R];
+        for line in 0..lines {
+            let mut xs = [_mm512_setzero_si512(); C];
+            for c in 0..C {
+                xs[c] = _mm512_load_si512(x.add(c * lines + line).cast());
+            }
+            for r in 0..R {
+                let weights = _mm512_loadu_si512(start.add(r * row_bytes + line * size_of::<Line>()).cast());
+                for c in 0..C {
+                    sums[r][c] = _mm512_dpbf16_ps(sums[r][c], std::mem::transmute(weights), std::mem::transmute(xs[c]));
+                }
+            }
+        }
+        let scale = _mm_set1_ps(out.scale());
+        for c in 0..C {
+            let mut r = 0;
+            while r + 4 <= R {
+                let four = fold_four(sums[r][c], sums[r + 1][c], sums[r + 2][c], sums[r + 3][c]);
+                _mm_storeu_ps(out.at(t + c, n + r), _mm_mul_ps(four, scale));
+                r += 4;
+            }
+            while r < R {
+                let zero = _mm512_setzero_ps();
+                let one = fold_four(sums[r][c], zero, zero, zero);
+                *out.at(t + c, n + r) = _mm_cvtss_f32(_mm_mul_ss(one, scale));
+                r += 1;
+            }
+        }
+    }
+}
+
+/// Folds the sixteen sums of each register by halves: 8 lanes, 4, 2, 1.
+///
+/// # Safety
+/// The processor must have AVX-512F.
+#[inline(always)]
+unsafe fn fold_four(a: __m512, b: __m512, c: __m512, d: __m512) -> __m128 {
+    // SAFETY: the caller vouches for the instructions.
+    unsafe {
+        // Eight lanes of a, eight of b; the same of c and d; then four of each.
+        let ab = _mm512_add_ps(_mm512_shuffle_f32x4::<0x44>(a, b), _mm512_shuffle_f32x4::<0xee>(a, b));
+        let cd = _mm512_add_ps(_mm512_shuffle_f32x4::<0x44>(c, d), _mm512_shuffle_f32x4::<0xee>(c, d));
+        let abcd = _mm512_add_ps(_mm512_shuffle_f32x4::<0x88>(ab, cd), _mm512_shuffle_f32x4::<0xdd>(ab, cd));
+        let twos = _mm512_add_ps(abcd, _mm512_permute_ps::<0b01_00_11_10>(abcd));
+        let ones = _mm512_add_ps(twos, _mm512_permute_ps::<0b10_11_00_01>(twos));
+        let first_of_fours = _mm512_set_epi32(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 12, 8, 4, 0);
+        _mm512_castps512_ps128(_mm512_permutexvar_ps(first_of_fours, ones))
+    }
+}
