@@ -132,14 +132,14 @@ unsafe fn tile<const R: usize, const C: usize>(
         let x = x.as_ptr().add(t * lines);
         let mut sums = [[_mm512_setzero_ps(); C]; R];
         for line in 0..lines {
-            let mut xs = [_mm512_setzero_si512(); C];
+            let mut xs = [bfloats(_mm512_setzero_si512()); C];
             for c in 0..C {
-                xs[c] = _mm512_load_si512(x.add(c * lines + line).cast());
+                xs[c] = bfloats(_mm512_load_si512(x.add(c * lines + line).cast()));
             }
             for r in 0..R {
-                let weights = _mm512_loadu_si512(start.add(r * row_bytes + line * size_of::<Line>()).cast());
+                let weights = bfloats(_mm512_loadu_si512(start.add(r * row_bytes + line * size_of::<Line>()).cast()));
                 for c in 0..C {
-                    sums[r][c] = _mm512_dpbf16_ps(sums[r][c], std::mem::transmute(weights), std::mem::transmute(xs[c]));
+                    sums[r][c] = _mm512_dpbf16_ps(sums[r][c], weights, xs[c]);
                 }
             }
         }
@@ -159,6 +159,13 @@ unsafe fn tile<const R: usize, const C: usize>(
             }
         }
     }
+}
+
+/// A register's bits as bfloat16 values.
+#[inline(always)]
+fn bfloats(bits: __m512i) -> __m512bh {
+    // SAFETY: both are 512 plain bits.
+    unsafe { std::mem::transmute(bits) }
 }
 
 /// Folds the sixteen sums of each register by halves: 8 lanes, 4, 2, 1.
