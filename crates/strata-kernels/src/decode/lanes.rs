@@ -115,7 +115,12 @@ impl Wide for Avx512 {
 #[inline(always)]
 pub(super) unsafe fn put_rounded(out: &mut [u16; 16], values: __m512) {
     // SAFETY: the caller vouches for the instructions; `__m256bh` is 256 plain bits, and the store fills the sixteen places.
-    unsafe { _mm256_storeu_si256(out.as_mut_ptr().cast(), std::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(values))) }
+    unsafe {
+        _mm256_storeu_si256(
+            out.as_mut_ptr().cast(),
+            std::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(values)),
+        )
+    }
 }
 
 impl Wide for Bfloat16 {

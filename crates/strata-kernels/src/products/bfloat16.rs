@@ -91,9 +91,9 @@ pub(crate) unsafe fn multiply(w: WeightRows<'_>, x: &[Line], lines: usize, out: 
 /// As [`multiply`].
 #[inline(always)]
 unsafe fn multiply_rows<const C: usize>(w: WeightRows<'_>, x: &[Line], lines: usize, t: usize, out: Out<'_>) {
+    let mut n = 0;
     // SAFETY: as above.
     unsafe {
-        let mut n = 0;
         // With few inputs, more weight rows at a time hide the latency of the sums.
         if C <= 2 {
             while n + 2 * TILE_WEIGHTS <= w.count {
@@ -131,15 +131,20 @@ unsafe fn tile<const R: usize, const C: usize>(
         let start = w.bytes.as_ptr().add(n * row_bytes);
         let x = x.as_ptr().add(t * lines);
         let mut sums = [[_mm512_setzero_ps(); C]; R];
-        for line in 0..lines {
-            let mut xs = [bfloats(_mm512_setzero_si512()); C];
-            for c in 0..C {
-                xs[c] = bfloats(_mm512_load_si512(x.add(c * lines + line).cast()));
-            }
-            for r in 0..R {
-                let weights = bfloats(_mm512_loadu_si512(start.add(r * row_bytes + line * size_of::<Line>()).cast()));
+        if R == TILE_WEIGHTS && C == TILE_ROWS {
+            full_tile(&mut *(&raw mut sums).cast(), start, x.cast(), row_bytes, lines);
+        } else {
+            for line in 0..lines {
+                let mut xs = [bfloats(_mm512_setzero_si512()); C];
                 for c in 0..C {
-                    sums[r][c] = _mm512_dpbf16_ps(sums[r][c], weights, xs[c]);
+                    xs[c] = bfloats(_mm512_load_si512(x.add(c * lines + line).cast()));
+                }
+                for r in 0..R {
+                    let weights = start.add(r * row_bytes + line * size_of::<Line>());
+                    let weights = bfloats(_mm512_loadu_si512(weights.cast()));
+                    for c in 0..C {
+                        sums[r][c] = _mm512_dpbf16_ps(sums[r][c], weights, xs[c]);
+                    }
                 }
             }
         }
@@ -158,6 +163,128 @@ unsafe fn tile<const R: usize, const C: usize>(
                 r += 1;
             }
         }
+    }
+}
+
+/// The sums of a full tile. All rows are `row_bytes` apart and `lines` lines long, at least one.
+///
+/// Written out because the compiler keeps some of these 24 sums in memory.
+///
+/// # Safety
+/// The rows must be readable so far; the processor must have AVX-512 with BF16.
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+unsafe fn full_tile(
+    sums: &mut [[__m512; TILE_ROWS]; TILE_WEIGHTS],
+    weights: *const u8,
+    x: *const u8,
+    row_bytes: usize,
+    lines: usize,
+) {
+    // SAFETY: it reads the rows, as the caller vouches for, and writes the 24 sums.
+    unsafe {
+        std::arch::asm!(
+            "vpxord zmm0, zmm0, zmm0",
+            "vpxord zmm1, zmm1, zmm1",
+            "vpxord zmm2, zmm2, zmm2",
+            "vpxord zmm3, zmm3, zmm3",
+            "vpxord zmm4, zmm4, zmm4",
+            "vpxord zmm5, zmm5, zmm5",
+            "vpxord zmm6, zmm6, zmm6",
+            "vpxord zmm7, zmm7, zmm7",
+            "vpxord zmm8, zmm8, zmm8",
+            "vpxord zmm9, zmm9, zmm9",
+            "vpxord zmm10, zmm10, zmm10",
+            "vpxord zmm11, zmm11, zmm11",
+            "vpxord zmm12, zmm12, zmm12",
+            "vpxord zmm13, zmm13, zmm13",
+            "vpxord zmm14, zmm14, zmm14",
+            "vpxord zmm15, zmm15, zmm15",
+            "vpxord zmm16, zmm16, zmm16",
+            "vpxord zmm17, zmm17, zmm17",
+            "vpxord zmm18, zmm18, zmm18",
+            "vpxord zmm19, zmm19, zmm19",
+            "vpxord zmm20, zmm20, zmm20",
+            "vpxord zmm21, zmm21, zmm21",
+            "vpxord zmm22, zmm22, zmm22",
+            "vpxord zmm23, zmm23, zmm23",
+            "2:",
+            "vmovdqu64 zmm24, [{x}]",
+            "vmovdqu64 zmm25, [{x} + {row}]",
+            "vmovdqu64 zmm26, [{x} + 2*{row}]",
+            "vmovdqu64 zmm27, [{y}]",
+            "vmovdqu64 zmm28, [{y} + {row}]",
+            "vmovdqu64 zmm29, [{y} + 2*{row}]",
+            "vmovdqu64 zmm30, [{w}]",
+            "vmovdqu64 zmm31, [{w} + {row}]",
+            "vdpbf16ps zmm0, zmm30, zmm24",
+            "vdpbf16ps zmm1, zmm30, zmm25",
+            "vdpbf16ps zmm2, zmm30, zmm26",
+            "vdpbf16ps zmm3, zmm30, zmm27",
+            "vdpbf16ps zmm4, zmm30, zmm28",
+            "vdpbf16ps zmm5, zmm30, zmm29",
+            "vmovdqu64 zmm30, [{w} + 2*{row}]",
+            "vdpbf16ps zmm6, zmm31, zmm24",
+            "vdpbf16ps zmm7, zmm31, zmm25",
+            "vdpbf16ps zmm8, zmm31, zmm26",
+            "vdpbf16ps zmm9, zmm31, zmm27",
+            "vdpbf16ps zmm10, zmm31, zmm28",
+            "vdpbf16ps zmm11, zmm31, zmm29",
+            "vmovdqu64 zmm31, [{v}]",
+            "vdpbf16ps zmm12, zmm30, zmm24",
+            "vdpbf16ps zmm13, zmm30, zmm25",
+            "vdpbf16ps zmm14, zmm30, zmm26",
+            "vdpbf16ps zmm15, zmm30, zmm27",
+            "vdpbf16ps zmm16, zmm30, zmm28",
+            "vdpbf16ps zmm17, zmm30, zmm29",
+            "vdpbf16ps zmm18, zmm31, zmm24",
+            "vdpbf16ps zmm19, zmm31, zmm25",
+            "vdpbf16ps zmm20, zmm31, zmm26",
+            "vdpbf16ps zmm21, zmm31, zmm27",
+            "vdpbf16ps zmm22, zmm31, zmm28",
+            "vdpbf16ps zmm23, zmm31, zmm29",
+            "add {x}, 64",
+            "add {y}, 64",
+            "add {w}, 64",
+            "add {v}, 64",
+            "dec {lines}",
+            "jnz 2b",
+            "vmovups [{sums} + 0], zmm0",
+            "vmovups [{sums} + 64], zmm1",
+            "vmovups [{sums} + 128], zmm2",
+            "vmovups [{sums} + 192], zmm3",
+            "vmovups [{sums} + 256], zmm4",
+            "vmovups [{sums} + 320], zmm5",
+            "vmovups [{sums} + 384], zmm6",
+            "vmovups [{sums} + 448], zmm7",
+            "vmovups [{sums} + 512], zmm8",
+            "vmovups [{sums} + 576], zmm9",
+            "vmovups [{sums} + 640], zmm10",
+            "vmovups [{sums} + 704], zmm11",
+            "vmovups [{sums} + 768], zmm12",
+            "vmovups [{sums} + 832], zmm13",
+            "vmovups [{sums} + 896], zmm14",
+            "vmovups [{sums} + 960], zmm15",
+            "vmovups [{sums} + 1024], zmm16",
+            "vmovups [{sums} + 1088], zmm17",
+            "vmovups [{sums} + 1152], zmm18",
+            "vmovups [{sums} + 1216], zmm19",
+            "vmovups [{sums} + 1280], zmm20",
+            "vmovups [{sums} + 1344], zmm21",
+            "vmovups [{sums} + 1408], zmm22",
+            "vmovups [{sums} + 1472], zmm23",
+            sums = in(reg) sums,
+            x = inout(reg) x => _,
+            y = inout(reg) x.add(3 * row_bytes) => _,
+            w = inout(reg) weights => _,
+            v = inout(reg) weights.add(3 * row_bytes) => _,
+            row = in(reg) row_bytes,
+            lines = inout(reg) lines => _,
+            out("zmm0") _, out("zmm1") _, out("zmm2") _, out("zmm3") _, out("zmm4") _, out("zmm5") _, out("zmm6") _, out("zmm7") _,
+            out("zmm8") _, out("zmm9") _, out("zmm10") _, out("zmm11") _, out("zmm12") _, out("zmm13") _, out("zmm14") _, out("zmm15") _,
+            out("zmm16") _, out("zmm17") _, out("zmm18") _, out("zmm19") _, out("zmm20") _, out("zmm21") _, out("zmm22") _, out("zmm23") _,
+            out("zmm24") _, out("zmm25") _, out("zmm26") _, out("zmm27") _, out("zmm28") _, out("zmm29") _, out("zmm30") _, out("zmm31") _,
+            options(nostack),
+        );
     }
 }
 
