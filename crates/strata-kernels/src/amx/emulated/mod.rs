@@ -4,9 +4,13 @@
 //! SDM, on tiles of its own for each thread. Promises: the bits of real tiles. Refuses: every other instruction, and
 //! what real tiles refuse; these get the signal's default action, the end of the process.
 
+mod decode;
+
 use std::cell::UnsafeCell;
 
 use crate::Isa;
+
+use decode::{Base, Instruction, Memory, decode};
 
 /// Registers of a tile's row: 16 values of 32 bits.
 type Row = [u32; 16];
@@ -26,35 +30,6 @@ impl Tiles {
 thread_local! {
     // Made at compile time and without a destructor: the handler finds it in place.
     static TILES: UnsafeCell<Tiles> = const { UnsafeCell::new(Tiles::RELEASED) };
-}
-
-/// A memory operand: `base + displacement` and `index * scale`, which tile instructions use as the stride of rows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Memory {
-    base: Base,
-    index: Option<u8>,
-    scale: u8,
-    displacement: i32,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Base {
-    None,
-    Register(u8),
-    /// The address of the next instruction.
-    Next,
-}
-
-/// An instruction on tiles; `u8` are their numbers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Instruction {
-    Configure(Memory),
-    Release,
-    Zero(u8),
-    Load(u8, Memory),
-    Store(Memory, u8),
-    /// TDPBF16PS: result, first factor, second factor.
-    Product(u8, u8, u8),
 }
 
 /// Makes this process execute instructions on tiles; says whether that worked.
@@ -105,92 +80,6 @@ fn general_register(registers: &[libc::greg_t; 23], n: u8) -> usize {
         REG_R12, REG_R13, REG_R14, REG_R15,
     ];
     registers[ORDER[usize::from(n)] as usize] as usize
-}
-
-/// The instruction on tiles whose bytes are `byte(0), byte(1), ...`, and its length. Asks for bytes in order, and for none
-/// beyond the instruction.
-fn decode(byte: impl Fn(usize) -> u8) -> Option<(Instruction, usize)> {
-    // Three-byte VEX prefix of map 0F38 with W = 0, L = 0.
-    if byte(0) != 0xc4 {
-        return None;
-    }
-    let extensions = !byte(1);
-    if byte(1) & 0x1f != 2 {
-        return None;
-    }
-    let prefix = byte(2);
-    if prefix & 0b1000_0100 != 0 {
-        return None;
-    }
-    let (third, mandatory) = (!(prefix >> 3) & 0xf, prefix & 3);
-    let opcode = byte(3);
-    if !matches!(opcode, 0x49 | 0x4b | 0x5c) {
-        return None;
-    }
-    let modrm = byte(4);
-    let (mode, reg, rm) = (modrm >> 6, modrm >> 3 & 7, modrm & 7);
-    // There are eight tiles: numbers of tiles have no extensions.
-    let (reg_extended, index_extended, base_extended) =
-        (extensions >> 7 & 1 != 0, extensions >> 6 & 1 != 0, extensions >> 5 & 1 != 0);
-    if reg_extended || (mode == 3 && base_extended) || third > 7 {
-        return None;
-    }
-    const NONE: u8 = 0;
-    const F3: u8 = 2;
-    const F2: u8 = 3;
-    let instruction = match (opcode, mandatory, mode, third) {
-        (0x49, NONE, 3, 0) if reg == 0 && rm == 0 => (Instruction::Release, 5),
-        (0x49, F2, 3, 0) if rm == 0 => (Instruction::Zero(reg), 5),
-        (0x5c, F3, 3, _) => (Instruction::Product(reg, rm, third), 5),
-        (0x49, NONE, 0..=2, 0) if reg == 0 => {
-            let (memory, len) = decode_memory(&byte, mode, rm, index_extended, base_extended);
-            (Instruction::Configure(memory), len)
-        }
-        (0x4b, F2 | F3, 0..=2, 0) if rm == 4 => {
-            let (memory, len) = decode_memory(&byte, mode, rm, index_extended, base_extended);
-            (if mandatory == F2 { Instruction::Load(reg, memory) } else { Instruction::Store(memory, reg) }, len)
-        }
-        _ => return None,
-    };
-    Some(instruction)
-}
-
-/// The memory operand of an instruction whose ModRM is byte 4, and the instruction's length.
-fn decode_memory(
-    byte: &impl Fn(usize) -> u8,
-    mode: u8,
-    rm: u8,
-    index_extended: bool,
-    base_extended: bool,
-) -> (Memory, usize) {
-    let mut memory =
-        Memory { base: Base::Register(rm | u8::from(base_extended) << 3), index: None, scale: 1, displacement: 0 };
-    let mut at = 5;
-    let mut base_bits = rm;
-    if rm == 4 {
-        let sib = byte(at);
-        at += 1;
-        base_bits = sib & 7;
-        memory.base = Base::Register(base_bits | u8::from(base_extended) << 3);
-        memory.scale = 1 << (sib >> 6);
-        let index = sib >> 3 & 7 | u8::from(index_extended) << 3;
-        memory.index = (index != 4).then_some(index);
-    }
-    let displacement_bytes = match mode {
-        0 if base_bits == 5 => {
-            memory.base = if rm == 5 { Base::Next } else { Base::None };
-            4
-        }
-        0 => 0,
-        1 => 1,
-        _ => 4,
-    };
-    if displacement_bytes == 1 {
-        memory.displacement = i32::from(byte(at) as i8);
-    } else if displacement_bytes == 4 {
-        memory.displacement = i32::from_le_bytes([byte(at), byte(at + 1), byte(at + 2), byte(at + 3)]);
-    }
-    (memory, at + displacement_bytes)
 }
 
 /// Executes an instruction; false when real tiles would refuse it.
@@ -308,4 +197,154 @@ fn halves(pair: u32) -> (f32, f32) {
 #[inline(always)]
 fn flushed(value: f32) -> f32 {
     if value.abs() < f32::MIN_POSITIVE { 0.0f32.copysign(value) } else { value }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::arch::asm;
+
+    use super::super::is_available;
+    use super::{Instruction, Row, Tiles, execute};
+
+    /// Executes instructions on tiles that are given no registers.
+    fn run(tiles: &mut Tiles, instruction: Instruction) -> bool {
+        // SAFETY: no memory operands.
+        unsafe { execute(instruction, &|_| unreachable!("a register"), 0, tiles) }
+    }
+
+    fn tiles(shapes: [(usize, usize); 8]) -> Tiles {
+        Tiles { rows: shapes.map(|s| s.0), row_bytes: shapes.map(|s| s.1), data: [[[0; 16]; 16]; 8] }
+    }
+
+    fn pair(lower: f32, upper: f32) -> u32 {
+        lower.to_bits() >> 16 | upper.to_bits() & 0xffff_0000
+    }
+
+    #[test]
+    fn products_follow_their_definition() {
+        // A: 3 rows of 2 pairs; B: 2 pairs of 5 columns.
+        let mut t = tiles([(3, 20), (3, 8), (2, 20), (0, 0), (0, 0), (0, 0), (0, 0), (0, 0)]);
+        for m in 0..3 {
+            for k in 0..2 {
+                t.data[1][m][k] = pair((4 * m + 2 * k) as f32, (4 * m + 2 * k + 1) as f32);
+            }
+        }
+        for k in 0..2 {
+            for n in 0..5 {
+                t.data[2][k][n] = pair((10 * k + n) as f32, -((10 * k + n) as f32) / 2.0);
+            }
+        }
+        t.data[0][1][2] = 100f32.to_bits();
+        assert!(run(&mut t, Instruction::Product(0, 1, 2)));
+        let mut want: [Row; 16] = [[0; 16]; 16];
+        for m in 0..3 {
+            for n in 0..5 {
+                let before = if (m, n) == (1, 2) { 100.0 } else { 0.0 };
+                let a = |k: usize| (4 * m + k) as f32;
+                let b = |k: usize| (10 * k + n) as f32;
+                want[m][n] = (before + a(0) * b(0) - a(1) * b(0) / 2.0 + a(2) * b(1) - a(3) * b(1) / 2.0).to_bits();
+            }
+        }
+        assert_eq!(t.data[0], want);
+    }
+
+    #[test]
+    fn sums_of_lower_and_upper_halves_are_rounded_apart() {
+        // One after the other, the ones would be lost beside 2^24; apart, they are not.
+        let mut t = tiles([(1, 4), (1, 64), (16, 4), (0, 0), (0, 0), (0, 0), (0, 0), (0, 0)]);
+        t.data[1][0] = [pair(1.0, 1.0); 16];
+        t.data[2][0][0] = pair(16_777_216.0, 1.0);
+        (1..16).for_each(|k| t.data[2][k][0] = pair(0.0, 1.0));
+        assert!(run(&mut t, Instruction::Product(0, 1, 2)));
+        assert_eq!(f32::from_bits(t.data[0][0][0]), 16_777_232.0);
+    }
+
+    #[test]
+    fn what_tiles_refuse_is_refused() {
+        let fitting = [(3, 20), (3, 8), (2, 20), (3, 20), (3, 8), (2, 16), (2, 8), (0, 0)];
+        assert!(run(&mut tiles(fitting), Instruction::Product(0, 1, 2)));
+        let cases = [(0, 0, 2), (0, 1, 1), (0, 4, 5), (0, 6, 2), (7, 7, 7), (0, 3, 2), (0, 1, 7)];
+        for (result, a, b) in cases {
+            assert!(!run(&mut tiles(fitting), Instruction::Product(result, a, b)), "{result} {a} {b}");
+        }
+        assert!(!run(&mut tiles(fitting), Instruction::Zero(7)), "a tile that is not configured");
+        let configured = |change: &dyn Fn(&mut [u8; 64])| {
+            let mut bytes = [0; 64];
+            (bytes[0], bytes[16], bytes[48]) = (1, 64, 16);
+            change(&mut bytes);
+            super::configure(&mut tiles(fitting), &bytes)
+        };
+        assert!(configured(&|_| {}));
+        for (at, value) in [(0, 2), (2, 1), (16, 65), (16, 0), (17, 1), (32, 4), (48, 17), (48, 0), (56, 1), (63, 1)] {
+            assert!(!configured(&|bytes| bytes[at] = value), "byte {at} is {value}");
+        }
+    }
+
+    #[test]
+    fn instructions_of_the_assembler_run_through_every_form_of_address() {
+        if !is_available() {
+            return;
+        }
+        let mut configuration = [0u8; 64];
+        configuration[0] = 1;
+        (0..8).for_each(|tile| (configuration[16 + 2 * tile], configuration[48 + tile]) = (64, 16));
+        let from: Vec<u32> = (0..16 * 32).collect(); // rows are 128 bytes apart
+        let mut to = vec![!0u32; 5 * 256];
+        // SAFETY: loads 16 rows of `from`, stores five times 16 rows of 64 bytes to `to`.
+        unsafe {
+            asm!(
+                "ldtilecfg [r13]",
+                "tileloadd tmm1, [r12 + {from_stride}*1]",
+                "tilestored [r8 + {line}*1], tmm1",
+                "lea r13, [r12 - 1024]",
+                "shr {from_stride}, 2",
+                "tileloadd tmm2, [r13 + {from_stride}*4 + 1024]",
+                "tilestored [r8 + {line}*1 + 1024], tmm2",
+                "tileloadd tmm3, [r12 + {from_stride}*4 + 64]",
+                "shr {line}, 3",
+                "add r8, 2112",
+                "tilestored [r8 + {line}*8 - 64], tmm3",
+                "add r8, 1024",
+                "mov r9, {line}",
+                "tilezero tmm7",
+                "tilestored [r8 + r9*8 - 64], tmm7",
+                "tileloadd tmm7, [r12]", // no stride: each row is the first
+                "tilestored [r8 + r9*8 + 960], tmm7",
+                "tilezero tmm7",
+                "tilerelease",
+                from_stride = inout(reg) 128usize => _,
+                line = inout(reg) 64usize => _,
+                inout("r8") to.as_mut_ptr() => _,
+                out("r9") _,
+                in("r12") from.as_ptr(),
+                inout("r13") configuration.as_ptr() => _,
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                options(nostack),
+            );
+        }
+        let row = |r: usize, first: usize| (0..16).map(move |i| (32 * r + first + i) as u32);
+        let want = (0..16).flat_map(|r| row(r, 0)).chain((0..16).flat_map(|r| row(r, 0)));
+        let want = want.chain((0..16).flat_map(|r| row(r, 16))).chain([0; 256]);
+        let want: Vec<u32> = want.chain((0..16).flat_map(|_| row(0, 0))).collect();
+        assert_eq!(to, want);
+    }
+
+    #[test]
+    fn other_illegal_instructions_still_end_the_process() {
+        if !is_available() {
+            return;
+        }
+        // SAFETY: the child runs one instruction, of which it dies; it allocates nothing and takes no lock.
+        let status = unsafe {
+            let child = libc::fork();
+            if child == 0 {
+                asm!("ud2", options(noreturn));
+            }
+            let mut status = 0;
+            assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+            status
+        };
+        assert!(libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGILL, "status {status:x}");
+    }
 }
