@@ -51,22 +51,25 @@ pub(super) fn install() -> bool {
 extern "C" fn handle(_signal: libc::c_int, _info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: with SA_SIGINFO the third argument is the interrupted thread's context, this handler's alone.
     let registers = unsafe { &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs };
-    let at = registers[libc::REG_RIP as usize] as usize;
-    // SAFETY: the processor fetched these bytes; `decode` asks for no byte beyond the instruction.
-    let decoded = decode(|i| unsafe { *(at as *const u8).wrapping_add(i) });
-    let executed = decoded.and_then(|(instruction, len)| {
-        let next = at + len;
-        // SAFETY: no other reference to this thread's tiles: instructions on tiles do not interrupt this function.
-        let tiles = unsafe { &mut *TILES.with(UnsafeCell::get) };
+    // SAFETY: no other reference to this thread's tiles: instructions on tiles do not interrupt this function.
+    let tiles = unsafe { &mut *TILES.with(UnsafeCell::get) };
+    let first = registers[libc::REG_RIP as usize] as usize;
+    let mut at = first;
+    // Each signal is dear, so those that follow at once are executed, too.
+    // SAFETY: the program is about to execute what is at `at`; `decode` asks for no byte beyond an instruction.
+    while let Some((instruction, len)) = decode(|i| unsafe { *(at as *const u8).wrapping_add(i) }) {
         // SAFETY: the instruction's memory is in the program's responsibility, as with real tiles.
-        unsafe { execute(instruction, &|n| general_register(registers, n), next, tiles) }.then_some(next)
-    });
-    match executed {
-        Some(next) => registers[libc::REG_RIP as usize] = next as i64,
+        if !unsafe { execute(instruction, &|n| general_register(registers, n), at + len, tiles) } {
+            break;
+        }
+        at += len;
+    }
+    if at == first {
         // The instruction runs again when the handler returns.
         // SAFETY: takes numbers only.
-        None => unsafe { _ = libc::signal(libc::SIGILL, libc::SIG_DFL) },
+        unsafe { libc::signal(libc::SIGILL, libc::SIG_DFL) };
     }
+    registers[libc::REG_RIP as usize] = at as i64;
 }
 
 /// The general register that instructions call `n`.
@@ -169,28 +172,34 @@ fn configure(tiles: &mut Tiles, bytes: &[u8; 64]) -> bool {
 #[target_feature(enable = "avx2,fma")]
 fn add_products(tiles: &mut Tiles, result: usize, a: usize, b: usize) {
     let (a, b, pairs, columns) = (tiles.data[a], tiles.data[b], tiles.rows[b], tiles.row_bytes[b] / 4);
+    let mut b_halves = [[[0.0f32; 16]; 2]; 16];
+    for k in 0..pairs {
+        for n in 0..16 {
+            [b_halves[k][0][n], b_halves[k][1][n]] = halves(b[k][n]);
+        }
+    }
     for m in 0..tiles.rows[result] {
-        let (mut lower, mut upper) = ([0.0f32; 16], [0.0f32; 16]);
+        let mut sums = [[0.0f32; 16]; 2];
         for k in 0..pairs {
-            let (a_lower, a_upper) = halves(a[m][k]);
-            for n in 0..columns {
-                let (b_lower, b_upper) = halves(b[k][n]);
-                lower[n] = flushed(a_lower.mul_add(b_lower, lower[n]));
-                upper[n] = flushed(a_upper.mul_add(b_upper, upper[n]));
+            let a_halves = halves(a[m][k]);
+            for half in 0..2 {
+                for n in 0..16 {
+                    sums[half][n] = flushed(a_halves[half].mul_add(b_halves[k][half][n], sums[half][n]));
+                }
             }
         }
         for n in 0..columns {
-            let sum = flushed(lower[n] + upper[n]);
+            let sum = flushed(sums[0][n] + sums[1][n]);
             let value = &mut tiles.data[result][m][n];
             *value = flushed(flushed(f32::from_bits(*value)) + sum).to_bits();
         }
     }
 }
 
-/// The two bfloat16 values of a pair.
+/// The two bfloat16 values of a pair, the lower one first.
 #[inline(always)]
-fn halves(pair: u32) -> (f32, f32) {
-    (flushed(f32::from_bits(pair << 16)), flushed(f32::from_bits(pair & 0xffff_0000)))
+fn halves(pair: u32) -> [f32; 2] {
+    [flushed(f32::from_bits(pair << 16)), flushed(f32::from_bits(pair & 0xffff_0000))]
 }
 
 /// Zero of its sign for a subnormal number.
@@ -330,21 +339,34 @@ mod tests {
         assert_eq!(to, want);
     }
 
-    #[test]
-    fn other_illegal_instructions_still_end_the_process() {
-        if !is_available() {
-            return;
-        }
-        // SAFETY: the child runs one instruction, of which it dies; it allocates nothing and takes no lock.
-        let status = unsafe {
+    /// The signal that ends a process which runs `body`.
+    ///
+    /// # Safety
+    /// `body` must not return, allocate or take a lock.
+    unsafe fn signal_that_ends(body: impl FnOnce()) -> i32 {
+        // SAFETY: the child only runs `body`.
+        unsafe {
             let child = libc::fork();
             if child == 0 {
-                asm!("ud2", options(noreturn));
+                body();
+                libc::_exit(0);
             }
             let mut status = 0;
             assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
-            status
-        };
-        assert!(libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGILL, "status {status:x}");
+            if libc::WIFSIGNALED(status) { libc::WTERMSIG(status) } else { 0 }
+        }
+    }
+
+    #[test]
+    fn illegal_instructions_still_end_the_process() {
+        if !is_available() {
+            return;
+        }
+        // SAFETY: each body is a few instructions. Tiles are free for this function to use.
+        unsafe {
+            assert_eq!(signal_that_ends(|| asm!("tilerelease")), 0);
+            assert_eq!(signal_that_ends(|| asm!("ud2")), libc::SIGILL);
+            assert_eq!(signal_that_ends(|| asm!("tilerelease", "tilezero tmm0", out("tmm0") _)), libc::SIGILL);
+        }
     }
 }
