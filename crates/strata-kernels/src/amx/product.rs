@@ -106,7 +106,7 @@ pub unsafe fn multiply(
 /// [`multiply`] after its checks.
 ///
 /// # Safety
-/// As [`multiply`]; and the lengths must fit together, and be at least one row and one block of columns.
+/// As [`multiply`]; and the lengths must fit together, with at least one block of columns.
 #[target_feature(enable = "avx512f")]
 unsafe fn multiply_tiles(
     panel: &[u16],
