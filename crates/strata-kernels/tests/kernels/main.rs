@@ -3,6 +3,8 @@
 
 #![allow(clippy::single_range_in_vec_init)] // lists of ranges they are
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 mod attention;
 mod cpu;
 mod decode;
