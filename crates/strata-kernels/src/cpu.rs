@@ -156,6 +156,8 @@ impl Cpu {
         match self.arithmetic {
             Arithmetic::Float32 => Products::Float32,
             #[cfg(target_arch = "x86_64")]
+            Arithmetic::Bfloat16 if self.isa == Isa::Amx => Products::Tiles,
+            #[cfg(target_arch = "x86_64")]
             Arithmetic::Bfloat16 => Products::Dots,
             #[cfg(not(target_arch = "x86_64"))]
             Arithmetic::Bfloat16 => unreachable!("no instruction set of this machine has it"),

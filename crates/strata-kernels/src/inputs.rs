@@ -3,6 +3,8 @@
 //! Owns: rounding rows, once for all products that read them. Promises: a row's form does not depend on its neighbours.
 
 use crate::Cpu;
+#[cfg(target_arch = "x86_64")]
+use crate::amx;
 use crate::pool::DisjointMut;
 use crate::products::{LINE, Line, Products};
 
@@ -21,6 +23,9 @@ pub(crate) enum Form<'a> {
     /// `[rows][lines of a row]`, the last line of a row padded with zeros.
     #[cfg(target_arch = "x86_64")]
     Lines(&'a [Line]),
+    /// What [`amx::pack`] makes of rows.
+    #[cfg(target_arch = "x86_64")]
+    Packed(&'a [Line]),
 }
 
 impl<'a> Inputs<'a> {
@@ -42,7 +47,7 @@ pub struct InputBuffer {
     lines: Vec<Line>,
 }
 
-/// Rows that are written together.
+/// Rows that a task writes: those that lie together in every form.
 const BLOCK_ROWS: usize = 16;
 
 impl InputBuffer {
@@ -56,14 +61,14 @@ impl InputBuffer {
         if products == Products::Float32 {
             return exact;
         }
-        let row_lines = cols.div_ceil(LINE);
-        let out = DisjointMut::new(grown(&mut self.lines, exact.rows * row_lines, Line::ZERO));
+        let out = DisjointMut::new(grown(&mut self.lines, Self::len(products, exact.rows, cols), Line::ZERO));
+        let block_len = Self::len(products, BLOCK_ROWS, cols);
         let write = |_: &mut (), block: usize| {
             let first = block * BLOCK_ROWS;
             let rows = BLOCK_ROWS.min(exact.rows - first);
             // SAFETY: this task alone writes its rows.
-            let out = unsafe { out.part(first * row_lines, rows * row_lines) };
-            write_lines(products, out, rows, |row| &x[(first + row) * cols..][..cols]);
+            let out = unsafe { out.part(block * block_len, Self::len(products, rows, cols)) };
+            write_lines(products, out, rows, cols, |row| &x[(first + row) * cols..][..cols]);
         };
         cpu.pool.run(exact.rows.div_ceil(BLOCK_ROWS), exact.rows * cols < 1 << 16, || (), write);
         self.view(products, 0, exact.rows, cols)
@@ -75,6 +80,8 @@ impl InputBuffer {
             Products::Float32 => rows * cols,
             #[cfg(target_arch = "x86_64")]
             Products::Dots => rows * cols.div_ceil(LINE),
+            #[cfg(target_arch = "x86_64")]
+            Products::Tiles => amx::packed_lines(rows, cols),
         }
     }
 
@@ -83,7 +90,7 @@ impl InputBuffer {
         match products {
             Products::Float32 => _ = grown(&mut self.floats, len, 0.0),
             #[cfg(target_arch = "x86_64")]
-            Products::Dots => _ = grown(&mut self.lines, len, Line::ZERO),
+            Products::Dots | Products::Tiles => _ = grown(&mut self.lines, len, Line::ZERO),
         }
     }
 
@@ -104,7 +111,7 @@ impl InputBuffer {
                 }
             }
             #[cfg(target_arch = "x86_64")]
-            Products::Dots => write_lines(products, &mut self.lines[at..at + len], rows, row),
+            Products::Dots | Products::Tiles => write_lines(products, &mut self.lines[at..at + len], rows, cols, row),
         }
     }
 
@@ -115,21 +122,25 @@ impl InputBuffer {
             Products::Float32 => Form::Floats(&self.floats[at..at + len]),
             #[cfg(target_arch = "x86_64")]
             Products::Dots => Form::Lines(&self.lines[at..at + len]),
+            #[cfg(target_arch = "x86_64")]
+            Products::Tiles => Form::Packed(&self.lines[at..at + len]),
         };
         Inputs { rows, cols, form }
     }
 }
 
-fn write_lines<'x>(products: Products, out: &mut [Line], rows: usize, row: impl Fn(usize) -> &'x [f32]) {
+fn write_lines<'x>(products: Products, out: &mut [Line], rows: usize, cols: usize, row: impl Fn(usize) -> &'x [f32]) {
     match products {
         Products::Float32 => unreachable!("float32 rows are not rounded"),
         #[cfg(target_arch = "x86_64")]
         Products::Dots => {
-            for (r, out) in out.chunks_exact_mut(out.len() / rows.max(1)).enumerate() {
+            for (r, out) in out.chunks_exact_mut(cols.div_ceil(LINE)).enumerate() {
                 // SAFETY: a processor with these products has AVX-512 with BF16.
                 unsafe { crate::products::bfloat16::round_row(row(r), out) }
             }
         }
+        #[cfg(target_arch = "x86_64")]
+        Products::Tiles => amx::pack(rows, cols, row, out),
     }
 }
 

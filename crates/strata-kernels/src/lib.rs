@@ -9,7 +9,7 @@
 #![allow(unsafe_code)] // vector loads, and threads that write disjoint parts of one output
 
 #[cfg(target_arch = "x86_64")]
-pub mod amx;
+mod amx;
 pub mod attention;
 pub mod bfloat16;
 mod cpu;

@@ -7,7 +7,7 @@ use strata_gguf::TensorType;
 
 use crate::decode::{decode_blocks, decode_blocks_to_bfloat16};
 use crate::inputs::{Form, Inputs, grown};
-use crate::products::{LINE, Line, Out, float32, values_mut};
+use crate::products::{LINE, Line, Out, WeightRows, float32, values_mut};
 use crate::scratch::Scratch;
 use crate::{Cpu, Isa};
 
@@ -55,7 +55,7 @@ impl<'a> Matrix<'a> {
 }
 
 /// Weight rows of a task.
-pub(crate) const PANEL_ROWS: usize = 16;
+pub(crate) const PANEL_ROWS: usize = 32;
 /// Below this many multiplications, waking other threads costs more than it saves.
 const SMALL_PRODUCT: usize = 1 << 17;
 
@@ -106,7 +106,13 @@ pub(crate) unsafe fn multiply_panel(
 ) {
     let end = w.rows.min(first + PANEL_ROWS);
     // With few inputs the decoded rows are read once: then the fewer there are, the nearer they still lie.
-    let step = if x.rows < 8 { 4 } else { PANEL_ROWS };
+    // Tiles take sixteen at the price of one.
+    let step = match x.form {
+        #[cfg(target_arch = "x86_64")]
+        Form::Packed(_) => PANEL_ROWS,
+        _ if x.rows < 8 => 4,
+        _ => PANEL_ROWS,
+    };
     for n in (first..end).step_by(step) {
         let count = step.min(end - n);
         // SAFETY: the caller's promise, for some of its columns.
@@ -120,11 +126,15 @@ pub(crate) unsafe fn multiply_panel(
             }
             #[cfg(target_arch = "x86_64")]
             Form::Lines(x) => {
+                let rows = weight_rows(isa, w, n, count, panel);
                 // SAFETY: as above; inputs have this form where the processor has AVX-512 with BF16.
-                unsafe {
-                    let rows = weight_rows(isa, w, n, count, panel);
-                    crate::products::bfloat16::multiply(rows, x, w.cols.div_ceil(LINE), out);
-                }
+                unsafe { crate::products::bfloat16::multiply(rows, x, w.cols.div_ceil(LINE), out) };
+            }
+            #[cfg(target_arch = "x86_64")]
+            Form::Packed(packed) => {
+                let rows = weight_rows(isa, w, n, count, panel);
+                // SAFETY: as above; inputs have this form where the processor has tiles.
+                unsafe { crate::amx::multiply(rows, packed, x.rows, out) };
             }
         }
     }
@@ -132,15 +142,7 @@ pub(crate) unsafe fn multiply_panel(
 
 /// Weight rows in bfloat16: where the file has them so, in place; else decoded and padded to whole lines.
 #[cfg(target_arch = "x86_64")]
-fn weight_rows<'p>(
-    isa: Isa,
-    w: &Matrix<'p>,
-    first: usize,
-    count: usize,
-    panel: &'p mut Panel,
-) -> crate::products::bfloat16::WeightRows<'p> {
-    use crate::products::bfloat16::WeightRows;
-
+fn weight_rows<'p>(isa: Isa, w: &Matrix<'p>, first: usize, count: usize, panel: &'p mut Panel) -> WeightRows<'p> {
     let blocks = w.row_blocks(first, count);
     if w.ty == TensorType::BF16 && w.cols.is_multiple_of(LINE) {
         return WeightRows::new(blocks, count);

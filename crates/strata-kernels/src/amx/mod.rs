@@ -14,7 +14,7 @@ mod emulated;
 
 use std::sync::OnceLock;
 
-pub use product::{COLUMN_BLOCK, Line, multiply, pack, packed_lines};
+pub(crate) use product::{multiply, pack, packed_lines};
 
 /// Whether this process may use tiles; with the feature `emulated-amx`, whether it may or can act as if it might.
 ///

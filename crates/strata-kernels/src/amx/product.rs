@@ -3,26 +3,17 @@
 use std::arch::x86_64::*;
 
 use super::tiles::{Block, Operands, Results, TILE_ROWS, Tiles};
+use crate::products::{LINE, Line, Out, WeightRows};
 use crate::{Isa, UnavailableIsa};
 
-/// Columns that one step of a product takes: rows of weights are padded with zeros to a multiple of it.
-pub const COLUMN_BLOCK: usize = 32;
+/// Columns that one step of a product takes: a line of each weight row.
+const COLUMN_BLOCK: usize = LINE;
 
 /// Lines of inputs in one step of a product: pairs of columns.
 const STEP_LINES: usize = COLUMN_BLOCK / 2;
 
-/// One row of a tile of inputs: for each of sixteen input rows, the bfloat16 bits of two neighbouring columns.
-#[repr(C, align(64))]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Line(pub [u16; 2 * TILE_ROWS]);
-
-impl Line {
-    /// All zero.
-    pub const ZERO: Self = Self([0; 2 * TILE_ROWS]);
-}
-
 /// The number of lines that `rows` input rows of `cols` columns are packed into.
-pub fn packed_lines(rows: usize, cols: usize) -> usize {
+pub(crate) fn packed_lines(rows: usize, cols: usize) -> usize {
     rows.div_ceil(TILE_ROWS) * group_lines(cols)
 }
 
@@ -31,30 +22,36 @@ fn group_lines(cols: usize) -> usize {
     cols.div_ceil(COLUMN_BLOCK) * STEP_LINES
 }
 
-/// Rounds input rows of `cols` columns to bfloat16 and packs them: groups of sixteen rows after one another; in a group
-/// one line for each pair of columns. Rows and columns that are missing are zero.
+/// Rounds `rows` input rows of `cols` columns to bfloat16 and packs them: groups of sixteen rows after one another; in a
+/// group one line for each pair of columns, with the pairs of the sixteen rows. Rows and columns that are missing are zero.
 ///
 /// Rounding is that of VCVTNEPS2BF16: to nearest even, subnormal numbers to zero.
 ///
 /// # Panics
-/// When `packed` is not as long as [`packed_lines`] says, or this machine cannot run [`Isa::Amx`].
-pub fn pack(x: &[f32], cols: usize, packed: &mut [Line]) {
+/// When `packed` is not as long as [`packed_lines`] says, a row is not `cols` long, or this machine cannot run
+/// [`Isa::Amx`].
+pub(crate) fn pack<'x>(rows: usize, cols: usize, row: impl Fn(usize) -> &'x [f32], packed: &mut [Line]) {
     assert!(Isa::Amx.is_available(), "{}", UnavailableIsa(Isa::Amx));
-    let rows = x.len() / cols;
-    assert!(x.len() == rows * cols && packed.len() == packed_lines(rows, cols), "pack: shapes differ");
-    for (x, packed) in x.chunks(TILE_ROWS * cols).zip(packed.chunks_exact_mut(group_lines(cols))) {
+    assert_eq!(packed.len(), packed_lines(rows, cols), "pack: lines of {rows} rows of {cols} columns");
+    for (group, packed) in packed.chunks_exact_mut(group_lines(cols)).enumerate() {
+        let mut group_rows: [&[f32]; TILE_ROWS] = [&[]; TILE_ROWS];
+        let count = TILE_ROWS.min(rows - group * TILE_ROWS);
+        for (i, group_row) in group_rows[..count].iter_mut().enumerate() {
+            *group_row = row(group * TILE_ROWS + i);
+            assert_eq!(group_row.len(), cols, "pack: columns of a row");
+        }
         // SAFETY: the assertion above: this machine has the instructions.
-        unsafe { pack_group(x, cols, packed) };
+        unsafe { pack_group(&group_rows[..count], cols, packed) };
     }
 }
 
 /// [`pack`] for a group of at most sixteen rows.
 #[target_feature(enable = "avx512f,avx512bf16")]
-fn pack_group(x: &[f32], cols: usize, packed: &mut [Line]) {
+fn pack_group(rows: &[&[f32]], cols: usize, packed: &mut [Line]) {
     for (step, lines) in packed.as_chunks_mut::<STEP_LINES>().0.iter_mut().enumerate() {
         let first = step * COLUMN_BLOCK;
         let mut pairs = [_mm512_setzero_si512(); TILE_ROWS];
-        for (row, pairs) in x.chunks_exact(cols).zip(&mut pairs) {
+        for (row, pairs) in rows.iter().zip(&mut pairs) {
             let part = &row[first..cols.min(first + COLUMN_BLOCK)];
             let mask = !(!0u64 << part.len()) as u32;
             // SAFETY: a masked load touches only the lanes whose bit is set, and these are in `part`.
@@ -73,34 +70,21 @@ fn pack_group(x: &[f32], cols: usize, packed: &mut [Line]) {
     }
 }
 
-/// `out[t * stride + n] = scale sum_k panel[n][k] x[t][k]` for the `panel_rows` weights `n` of a panel and `rows` inputs.
-///
-/// `panel` is `[panel_rows][cols]` as bfloat16 bits, with `cols` a multiple of [`COLUMN_BLOCK`] (columns that are not
-/// there are zero); it is read fastest when it is aligned to 64 bytes, and in panels of 32 rows or multiples of that.
-/// `packed` is what [`pack`] made of the inputs.
+/// Multiplies weight rows with `rows` input rows, which [`pack`] packed. It is fastest with multiples of 32 weight rows,
+/// aligned to 64 bytes.
 ///
 /// # Safety
-/// For each `t` below `rows`, `out + t * stride` must be writable for `panel_rows` values, and nobody else may use these
-/// meanwhile.
+/// The places of all outputs (input rows x weight rows) must be writable and nobody else's.
 ///
 /// # Panics
 /// When the lengths do not fit together, or this machine cannot run [`Isa::Amx`].
-pub unsafe fn multiply(
-    panel: &[u16],
-    panel_rows: usize,
-    packed: &[Line],
-    rows: usize,
-    scale: f32,
-    out: *mut f32,
-    stride: usize,
-) {
+pub(crate) unsafe fn multiply(w: WeightRows<'_>, packed: &[Line], rows: usize, out: Out<'_>) {
     assert!(Isa::Amx.is_available(), "{}", UnavailableIsa(Isa::Amx));
-    let cols = panel.len() / panel_rows;
-    let whole = cols > 0 && cols.is_multiple_of(COLUMN_BLOCK) && panel.len() == panel_rows * cols;
-    assert!(whole, "multiply: {} weights in {panel_rows} rows", panel.len());
+    let cols = w.row_bytes() / size_of::<u16>();
+    assert!(cols > 0, "multiply: weight rows of no columns");
     assert_eq!(packed.len(), packed_lines(rows, cols), "multiply: lines of {rows} rows of {cols} columns");
     // SAFETY: the caller's promises, and the assertions above.
-    unsafe { multiply_tiles(panel, cols, packed, rows, scale, out, stride) };
+    unsafe { multiply_tiles(w.bytes(), w.row_bytes(), packed, rows, out) };
 }
 
 /// [`multiply`] after its checks.
@@ -108,24 +92,17 @@ pub unsafe fn multiply(
 /// # Safety
 /// As [`multiply`]; and the lengths must fit together, with at least one block of columns.
 #[target_feature(enable = "avx512f")]
-unsafe fn multiply_tiles(
-    panel: &[u16],
-    cols: usize,
-    packed: &[Line],
-    rows: usize,
-    scale: f32,
-    out: *mut f32,
-    stride: usize,
-) {
+unsafe fn multiply_tiles(panel: &[u8], row_bytes: usize, packed: &[Line], rows: usize, out: Out<'_>) {
     const BLOCK_ROWS: usize = 2 * TILE_ROWS;
+    let cols = row_bytes / size_of::<u16>();
     let mut results = Block([[[[0.0; TILE_ROWS]; TILE_ROWS]; 2]; 2]);
-    let (whole, rest) = panel.split_at(panel.len() - panel.len() % (BLOCK_ROWS * cols));
+    let (whole, rest) = panel.split_at(panel.len() - panel.len() % (BLOCK_ROWS * row_bytes));
     // All blocks of one shape share a configuration: the whole ones, then the rest.
-    for (part, first) in [(whole, 0), (rest, whole.len() / cols)] {
+    for (part, first) in [(whole, 0), (rest, whole.len() / row_bytes)] {
         if part.is_empty() {
             continue;
         }
-        let block_rows = BLOCK_ROWS.min(part.len() / cols);
+        let block_rows = BLOCK_ROWS.min(part.len() / row_bytes);
         let weight_tiles = [TILE_ROWS.min(block_rows), block_rows.saturating_sub(TILE_ROWS)];
         // SAFETY: tiles are available by the caller's checks, and released at the end of this round.
         let tiles = unsafe { Tiles::configure(weight_tiles[0], weight_tiles[1].max(1)) };
@@ -133,12 +110,12 @@ unsafe fn multiply_tiles(
         for (pair, inputs) in packed.chunks(2 * group_lines(cols)).enumerate() {
             let pair_rows = BLOCK_ROWS.min(rows - pair * BLOCK_ROWS);
             let input_tiles = [TILE_ROWS.min(pair_rows), pair_rows.saturating_sub(TILE_ROWS)];
-            for (block, weights) in part.chunks_exact(block_rows * cols).enumerate() {
+            for (block, weights) in part.chunks_exact(block_rows * row_bytes).enumerate() {
                 let operands = Operands {
-                    weights: [weights.as_ptr(), weights.as_ptr().wrapping_add(TILE_ROWS * cols)],
-                    weight_stride_bytes: cols * size_of::<u16>(),
+                    weights: [weights.as_ptr(), weights.as_ptr().wrapping_add(TILE_ROWS * row_bytes)],
+                    weight_stride_bytes: row_bytes,
                     inputs: [inputs.as_ptr(), inputs.as_ptr().wrapping_add(group_lines(cols))],
-                    steps: cols / COLUMN_BLOCK,
+                    steps: row_bytes / size_of::<Line>(),
                 };
                 // SAFETY: the weights are `block_rows` rows, the inputs one or two groups, all of `steps` steps.
                 unsafe {
@@ -156,7 +133,7 @@ unsafe fn multiply_tiles(
                         }
                         let (t, n) = (pair * BLOCK_ROWS + x * TILE_ROWS, first + block * BLOCK_ROWS + w * TILE_ROWS);
                         // SAFETY: these are rows and weights of the caller's.
-                        unsafe { write(&results.0[w][x], count, rows, scale, out.add(t * stride + n), stride) };
+                        unsafe { write(&results.0[w][x], count, rows, out, t, n) };
                     }
                 }
             }
@@ -164,26 +141,26 @@ unsafe fn multiply_tiles(
     }
 }
 
-/// Writes the results for `count` weights and `rows` inputs, each scaled, one row of `out` for each input.
+/// Writes the results for `count` weights, whose column is the first, and `rows` inputs from row `first_row` on, scaled.
 ///
 /// # Safety
-/// For each `t` below `rows`, `out + t * stride` must be writable for `count` values.
+/// The places of these outputs must be writable.
 #[target_feature(enable = "avx512f")]
 #[inline]
-unsafe fn write(results: &Results, count: usize, rows: usize, scale: f32, out: *mut f32, stride: usize) {
+unsafe fn write(results: &Results, count: usize, rows: usize, out: Out<'_>, first_row: usize, column: usize) {
     let mut by_weight = [_mm512_setzero_si512(); TILE_ROWS];
     for n in 0..TILE_ROWS {
         // SAFETY: sixteen values.
         by_weight[n] = unsafe { _mm512_loadu_si512(results[n].as_ptr().cast()) };
     }
     let by_row = transposed(by_weight);
-    let scale = _mm512_set1_ps(scale);
+    let scale = _mm512_set1_ps(out.scale());
     let mask = !(!0u32 << count) as u16;
     for t in 0..TILE_ROWS {
         if t < rows {
             let values = _mm512_mul_ps(_mm512_castsi512_ps(by_row[t]), scale); // exact when the scale is 1
             // SAFETY: a masked store touches only the `count` lanes whose bit is set.
-            unsafe { _mm512_mask_storeu_ps(out.add(t * stride), mask, values) };
+            unsafe { _mm512_mask_storeu_ps(out.at(first_row + t, column), mask, values) };
         }
     }
 }

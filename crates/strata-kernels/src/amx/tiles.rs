@@ -3,7 +3,7 @@
 
 use std::arch::asm;
 
-use super::product::Line;
+use crate::products::Line;
 
 /// Rows of a tile.
 pub(super) const TILE_ROWS: usize = 16;
@@ -69,7 +69,7 @@ impl Drop for Tiles {
 /// Operands of a product. Those that are not used may be anything.
 pub(super) struct Operands {
     /// First row of each tile of weights.
-    pub(super) weights: [*const u16; 2],
+    pub(super) weights: [*const u8; 2],
     /// From one row of weights to the next.
     pub(super) weight_stride_bytes: usize,
     /// First line of each tile of inputs.

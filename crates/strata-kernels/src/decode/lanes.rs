@@ -119,7 +119,7 @@ pub(super) unsafe fn put_rounded(out: &mut [u16; 16], values: __m512) {
         _mm256_storeu_si256(
             out.as_mut_ptr().cast(),
             std::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(values)),
-        )
+        );
     }
 }
 

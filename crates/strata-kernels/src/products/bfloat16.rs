@@ -5,34 +5,12 @@
 
 use std::arch::x86_64::*;
 
-use super::{LINE, Line, Out};
+use super::{LINE, Line, Out, WeightRows};
 
 /// Input rows of a register tile.
 const TILE_ROWS: usize = 6;
 /// Weight rows of a register tile.
 const TILE_WEIGHTS: usize = 4;
-
-/// Weight rows, each of whole lines; they may start at any byte.
-#[derive(Clone, Copy)]
-pub(crate) struct WeightRows<'a> {
-    bytes: &'a [u8],
-    count: usize,
-}
-
-impl<'a> WeightRows<'a> {
-    /// `count` rows of little-endian bfloat16 values.
-    pub(crate) fn new(bytes: &'a [u8], count: usize) -> Self {
-        assert!(bytes.len().is_multiple_of(count * size_of::<Line>()), "rows of whole lines");
-        Self { bytes, count }
-    }
-
-    /// `count` rows in lines.
-    pub(crate) fn of_lines(lines: &'a [Line], count: usize) -> Self {
-        // SAFETY: lines are plain bytes.
-        let bytes = unsafe { std::slice::from_raw_parts(lines.as_ptr().cast(), size_of_val(lines)) };
-        Self::new(bytes, count)
-    }
-}
 
 /// Rounds rows of `cols` values into rows of whole lines, padded with zeros.
 ///
@@ -66,7 +44,7 @@ pub(crate) unsafe fn round_row(x: &[f32], out: &mut [Line]) {
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 pub(crate) unsafe fn multiply(w: WeightRows<'_>, x: &[Line], lines: usize, out: Out<'_>) {
     let rows = x.len() / lines;
-    assert_eq!(w.bytes.len(), w.count * lines * size_of::<Line>(), "weight rows as long as input rows");
+    assert_eq!(w.bytes().len(), w.count() * lines * size_of::<Line>(), "weight rows as long as input rows");
     let mut t = 0;
     // SAFETY: tiles stay inside of the rows and outputs; see above.
     unsafe {
@@ -96,16 +74,16 @@ unsafe fn multiply_rows<const C: usize>(w: WeightRows<'_>, x: &[Line], lines: us
     unsafe {
         // With few inputs, more weight rows at a time hide the latency of the sums.
         if C <= 2 {
-            while n + 2 * TILE_WEIGHTS <= w.count {
+            while n + 2 * TILE_WEIGHTS <= w.count() {
                 tile::<8, C>(w, x, lines, t, n, out);
                 n += 2 * TILE_WEIGHTS;
             }
         }
-        while n + TILE_WEIGHTS <= w.count {
+        while n + TILE_WEIGHTS <= w.count() {
             tile::<TILE_WEIGHTS, C>(w, x, lines, t, n, out);
             n += TILE_WEIGHTS;
         }
-        while n < w.count {
+        while n < w.count() {
             tile::<1, C>(w, x, lines, t, n, out);
             n += 1;
         }
@@ -128,7 +106,7 @@ unsafe fn tile<const R: usize, const C: usize>(
     // SAFETY: as above.
     unsafe {
         let row_bytes = lines * size_of::<Line>();
-        let start = w.bytes.as_ptr().add(n * row_bytes);
+        let start = w.bytes().as_ptr().add(n * row_bytes);
         let x = x.as_ptr().add(t * lines);
         let mut sums = [[_mm512_setzero_ps(); C]; R];
         if R == TILE_WEIGHTS && C == TILE_ROWS {

@@ -19,10 +19,13 @@ pub(crate) enum Products {
     /// In bfloat16, by the dot-product instruction of AVX-512.
     #[cfg(target_arch = "x86_64")]
     Dots,
+    /// In bfloat16, in tiles of AMX.
+    #[cfg(target_arch = "x86_64")]
+    Tiles,
 }
 
 /// 64 bytes of bfloat16 values: a cache line, a register.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C, align(64))]
 pub(crate) struct Line(pub(crate) [u16; LINE]);
 
@@ -37,6 +40,44 @@ impl Line {
 pub(crate) fn values_mut(lines: &mut [Line]) -> &mut [u16] {
     // SAFETY: a line is 32 values without padding, and its alignment is larger.
     unsafe { std::slice::from_raw_parts_mut(lines.as_mut_ptr().cast(), lines.len() * LINE) }
+}
+
+/// Weight rows in bfloat16, each of whole lines; they may start at any byte.
+#[derive(Clone, Copy)]
+pub(crate) struct WeightRows<'a> {
+    bytes: &'a [u8],
+    count: usize,
+}
+
+impl<'a> WeightRows<'a> {
+    /// `count` rows of little-endian bfloat16 values.
+    pub(crate) fn new(bytes: &'a [u8], count: usize) -> Self {
+        assert!(bytes.len().is_multiple_of(count * size_of::<Line>()), "rows of whole lines");
+        Self { bytes, count }
+    }
+
+    /// `count` rows in lines.
+    pub(crate) fn of_lines(lines: &'a [Line], count: usize) -> Self {
+        // SAFETY: lines are plain bytes.
+        let bytes = unsafe { std::slice::from_raw_parts(lines.as_ptr().cast(), size_of_val(lines)) };
+        Self::new(bytes, count)
+    }
+
+    /// All rows' bytes.
+    #[inline(always)]
+    pub(crate) fn bytes(self) -> &'a [u8] {
+        self.bytes
+    }
+
+    #[inline(always)]
+    pub(crate) fn count(self) -> usize {
+        self.count
+    }
+
+    /// Bytes of a row.
+    pub(crate) fn row_bytes(self) -> usize {
+        self.bytes.len() / self.count
+    }
 }
 
 /// Where outputs go: several threads write one output, each its own columns.

@@ -4,11 +4,11 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use strata_gguf::TensorType;
-use strata_kernels::Isa;
-use strata_kernels::decode::decode_blocks;
+use strata_kernels::decode::{decode_blocks, decode_blocks_to_bfloat16};
+use strata_kernels::{Isa, bfloat16};
 use strata_quant::decode_row;
 
-use crate::reference::{Random, isas, poison, poison_at};
+use crate::reference::{Random, fast_isas, isas, poison, poison_at};
 
 /// Places around an output that nobody may write.
 const MARGIN: usize = 19;
@@ -22,6 +22,7 @@ fn check(ty: TensorType, blocks: &[u8]) {
     let len = blocks.len() / ty.block_bytes() * ty.block_weights();
     let mut want = vec![0.0; len];
     decode_row(ty, blocks, &mut want);
+    check_bfloat16(ty, blocks, &want);
     for isa in isas() {
         let mut out = poison(len + 2 * MARGIN);
         decode_blocks(isa, ty, blocks, &mut out[MARGIN..][..len]);
@@ -31,6 +32,28 @@ fn check(ty: TensorType, blocks: &[u8]) {
             assert!(
                 got.to_bits() == want.to_bits() || got.is_nan() && want.is_nan(),
                 "{isa}, {ty}, block {}, weight {}: {got:e}, not {want:e}",
+                e / ty.block_weights(),
+                e % ty.block_weights()
+            );
+        }
+    }
+}
+
+/// The same for bfloat16: the definition's values, rounded.
+fn check_bfloat16(ty: TensorType, blocks: &[u8], want: &[f32]) {
+    for isa in fast_isas() {
+        let mut out = vec![0x7fc1; want.len() + 2 * MARGIN];
+        decode_blocks_to_bfloat16(isa, ty, blocks, &mut out[MARGIN..][..want.len()]);
+        let around = out[..MARGIN].iter().chain(&out[MARGIN + want.len()..]);
+        assert!(around.into_iter().all(|bits| *bits == 0x7fc1), "{isa}, {ty}: wrote outside");
+        for (e, (got, want)) in out[MARGIN..].iter().zip(want).enumerate() {
+            // What the file has as bfloat16 stays as it is: products flush it.
+            let is_flushed = |bits: u16| bits & 0x7f80 == 0;
+            let same =
+                *got == bfloat16::round(*want) || ty == TensorType::BF16 && is_flushed(*got) && want.is_subnormal();
+            assert!(
+                same || want.is_nan() && bfloat16::to_f32(*got).is_nan(),
+                "{isa}, {ty}, block {}, weight {}: {got:04x}, not {want:e} rounded",
                 e / ty.block_weights(),
                 e % ty.block_weights()
             );

@@ -7,7 +7,7 @@ use strata_kernels::math::silu_times;
 use strata_kernels::matmul::{Matrix, matmul};
 use strata_kernels::{Cpu, Isa, route};
 
-use crate::reference::{Random, Weights, assert_close, bits, cpus, doubles, poison, silu};
+use crate::reference::{Random, Weights, assert_close, bits, cpus, doubles, fast_cpus, poison, silu};
 
 /// Weights of a few experts, inputs, and the choices of each expert.
 struct Case {
@@ -79,8 +79,7 @@ impl Case {
     }
 
     /// What [`run`](Self::run) should give, to the bit: each choice computed alone, and poison where there is none.
-    fn one_by_one(&self, isa: Isa) -> (Vec<f32>, Vec<f32>) {
-        let cpu = Cpu::precise(isa, 1).unwrap();
+    fn one_by_one(&self, cpu: &Cpu) -> (Vec<f32>, Vec<f32>) {
         let places = self.rows * self.top_k;
         let (mut out, mut hidden) = (poison(places * self.hidden), poison(places * self.ff));
         for ([gate, up, down], choices) in self.weights.iter().zip(&self.choices) {
@@ -89,10 +88,10 @@ impl Case {
                 let x = &self.x[choice.row as usize * self.hidden..][..self.hidden];
                 let g = &mut hidden[at * self.ff..][..self.ff];
                 let mut u = vec![0.0; self.ff];
-                matmul(&cpu, &gate.matrix(), x, g);
-                matmul(&cpu, &up.matrix(), x, &mut u);
-                silu_times(isa, g, &u);
-                matmul(&cpu, &down.matrix(), g, &mut out[at * self.hidden..][..self.hidden]);
+                matmul(cpu, &gate.matrix(), x, g);
+                matmul(cpu, &up.matrix(), x, &mut u);
+                silu_times(cpu.isa(), g, &u);
+                matmul(cpu, &down.matrix(), g, &mut out[at * self.hidden..][..self.hidden]);
             }
         }
         (out, hidden)
@@ -111,9 +110,9 @@ fn cases() -> Vec<Case> {
 #[test]
 fn every_choice_has_the_bytes_it_has_alone_and_nothing_else_is_written() {
     for case in cases() {
-        for cpu in cpus() {
-            let what = format!("{} rows, {}, {} threads", case.rows, cpu.isa(), cpu.threads());
-            let (want_out, want_hidden) = case.one_by_one(cpu.isa());
+        for cpu in cpus().chain(fast_cpus()) {
+            let what = format!("{} rows, {} {}, {} threads", case.rows, cpu.isa(), cpu.arithmetic(), cpu.threads());
+            let (want_out, want_hidden) = case.one_by_one(&cpu);
             let mut group = case.group();
             let (out, hidden) = case.run(&cpu, &group);
             assert_eq!(bits(&out), bits(&want_out), "outputs, {what}");

@@ -3,12 +3,12 @@
 
 #![allow(clippy::single_range_in_vec_init)] // lists of ranges they are
 
-#[cfg(target_arch = "x86_64")]
-mod amx;
 mod attention;
 mod cpu;
 mod decode;
 mod experts;
+#[cfg(target_arch = "x86_64")]
+mod fast;
 #[cfg(not(miri))] // plain Rust, and slow there
 mod gdn;
 mod matmul;

@@ -2,7 +2,7 @@
 
 use strata_gguf::TensorType;
 use strata_kernels::matmul::Matrix;
-use strata_kernels::{Cpu, Isa};
+use strata_kernels::{Arithmetic, Cpu, Isa};
 use strata_quant::{EncodeError, decode_row, encode_row};
 
 /// Numbers of threads that results must not depend on.
@@ -16,6 +16,18 @@ pub(crate) fn isas() -> impl Iterator<Item = Isa> {
 /// Every instruction set of this machine with every number of threads.
 pub(crate) fn cpus() -> impl Iterator<Item = Cpu> {
     isas().flat_map(|isa| THREADS.iter().map(move |threads| Cpu::precise(isa, *threads).unwrap()))
+}
+
+/// The instruction sets of this machine with products in bfloat16.
+pub(crate) fn fast_isas() -> impl Iterator<Item = Isa> {
+    #[cfg(all(feature = "emulated-amx", target_os = "linux", target_arch = "x86_64"))]
+    assert_eq!(Isa::Amx.is_available(), is_x86_feature_detected!("avx512bf16"), "the emulator runs");
+    isas().filter(|isa| isa.fastest_arithmetic() == Arithmetic::Bfloat16)
+}
+
+/// Each of them with every number of threads.
+pub(crate) fn fast_cpus() -> impl Iterator<Item = Cpu> {
+    fast_isas().flat_map(|isa| THREADS.iter().map(move |threads| Cpu::fast(isa, *threads).unwrap()))
 }
 
 /// Whether the code for `isa` multiplies and adds with one rounding.
