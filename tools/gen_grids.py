@@ -55,7 +55,7 @@ def main():
         grid = entries(name)
         assert len(grid) == count, name
         codes = ", ".join(f"0x{packed(entry, values):04x}" for entry in grid)
-        text.append(f"\npub(super) const {name}: [u16; {count}] = [{codes}];")
+        text.append(f"\n/// Entries of {name}.\npub static {name}: [u16; {count}] = [{codes}];")
         print(f"{name:8} {fnv1a(v & 255 for entry in grid for v in entry):#018x}")
     print(f"IQ4      {fnv1a(int(v) & 255 for v in quants.IQ4_NL.kvalues):#018x}")
     TARGET.write_text("\n".join(text) + "\n")

@@ -51,7 +51,11 @@ impl Isa {
                     && is_x86_feature_detected!("avx512vl")
             }
             #[cfg(target_arch = "x86_64")]
-            Self::Amx => Self::Avx512.is_available() && is_x86_feature_detected!("avx512bf16") && amx::is_available(),
+            Self::Amx => {
+                Self::Avx512.fastest_arithmetic() == Arithmetic::Bfloat16
+                    && Self::Avx512.is_available()
+                    && amx::is_available()
+            }
             #[cfg(not(target_arch = "x86_64"))]
             _ => false,
         }
@@ -61,9 +65,9 @@ impl Isa {
     pub fn fastest_arithmetic(self) -> Arithmetic {
         match self {
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512 if is_x86_feature_detected!("avx512bf16") => Arithmetic::Bfloat16,
-            #[cfg(target_arch = "x86_64")]
-            Self::Amx => Arithmetic::Bfloat16,
+            Self::Avx512 | Self::Amx if is_x86_feature_detected!("avx512bf16") && is_x86_feature_detected!("bmi2") => {
+                Arithmetic::Bfloat16
+            }
             _ => Arithmetic::Float32,
         }
     }

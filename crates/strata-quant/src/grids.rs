@@ -4,7 +4,7 @@
 //! lowest; of 4 in the grids of IQ3), the masks of their signs, and the value tables of the four-bit types.
 //! Promises: they are facts of the file formats and never change; an index read from a file needs masking to its bits.
 
-mod codes;
+pub mod codes;
 
 /// Grid of IQ2_XXS: 8, 25 or 43.
 pub static IQ2_XXS: [u64; 256] = entries_of_8(&codes::IQ2_XXS, [8, 25, 43]);

@@ -26,7 +26,7 @@ unsafe fn signed(entries: __m128i, masks: __m128i) -> __m128i {
 /// # Safety
 /// The processor must have the instructions of `W`.
 #[inline(always)]
-unsafe fn odd_scales<W: Wide>(d: f32, packed: [u8; 8]) -> [f32; 16] {
+pub(super) unsafe fn odd_scales<W: Wide>(d: f32, packed: [u8; 8]) -> [f32; 16] {
     let mut scales = [0.0; 16];
     // SAFETY: the caller vouches for the instructions.
     unsafe {

@@ -14,7 +14,7 @@ use super::lanes::{Wide, f16, load_16, load_32, nibbles_32, put_32, put_32_less}
 /// # Safety
 /// The processor must have the instructions of `W`.
 #[inline(always)]
-unsafe fn scales_and_minima(block: &[u8]) -> ([f32; 8], [f32; 8]) {
+pub(super) unsafe fn scales_and_minima(block: &[u8]) -> ([f32; 8], [f32; 8]) {
     // Four six-bit numbers at a time, each in its byte of a word.
     let (a, b, c) = (u32_at(block, 4), u32_at(block, 8), u32_at(block, 12));
     let (low, top) = (0x0f0f_0f0f, 0x0303_0303);

@@ -14,6 +14,8 @@ use strata_quant::decode_row;
 use crate::{Arithmetic, Isa, UnavailableIsa};
 
 #[cfg(target_arch = "x86_64")]
+mod bfloat16;
+#[cfg(target_arch = "x86_64")]
 mod iquants;
 #[cfg(target_arch = "x86_64")]
 mod kquants;
@@ -50,10 +52,10 @@ pub fn decode_blocks(isa: Isa, ty: TensorType, blocks: &[u8], out: &mut [f32]) {
 pub fn decode_blocks_to_bfloat16(isa: Isa, ty: TensorType, blocks: &[u8], out: &mut [u16]) {
     assert!(isa.is_available() && isa.fastest_arithmetic() == Arithmetic::Bfloat16, "`{isa}` has no bfloat16 here");
     check_lengths(ty, blocks, out.len());
-    // SAFETY: the assertion above: this machine has AVX-512 with BF16.
+    // SAFETY: the assertion above: this machine has AVX-512 with BF16, and BMI2.
     #[cfg(target_arch = "x86_64")]
     unsafe {
-        x86::bfloat16(ty, blocks, out);
+        x86::to_bfloat16(ty, blocks, out);
     }
 }
 

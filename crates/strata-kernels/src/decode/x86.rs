@@ -6,8 +6,8 @@ use strata_gguf::TensorType;
 use strata_quant::decode_row;
 
 use super::lanes::{Avx2, Avx512, Bfloat16, Wide, put_rounded};
-use super::{iquants, kquants, simple};
-use crate::bfloat16;
+use super::{bfloat16, iquants, kquants, simple};
+use crate::bfloat16::round;
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,f16c")]
 pub(super) fn avx512(ty: TensorType, blocks: &[u8], out: &mut [f32]) {
@@ -25,17 +25,41 @@ pub(super) fn avx2(ty: TensorType, blocks: &[u8], out: &mut [f32]) {
     }
 }
 
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,f16c")]
-pub(super) fn bfloat16(ty: TensorType, blocks: &[u8], out: &mut [u16]) {
-    // SAFETY: the instructions of `Bfloat16` are enabled here.
-    unsafe {
-        if ty == TensorType::BF16 {
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,f16c,bmi2")]
+pub(super) fn to_bfloat16(ty: TensorType, blocks: &[u8], out: &mut [u16]) {
+    // SAFETY, of each block below: the instructions are enabled here.
+    macro_rules! each_block {
+        ($block:path) => {{
+            let (blocks, out) = in_blocks(ty, blocks, out);
+            for (bytes, weights) in blocks.iter().zip(out) {
+                // SAFETY: as above.
+                unsafe { $block(bytes, weights) }
+            }
+        }};
+    }
+    match ty {
+        TensorType::BF16 => {
             for (bits, out) in blocks.as_chunks().0.iter().zip(out) {
                 *out = u16::from_le_bytes(*bits);
             }
-        } else if !decode::<Bfloat16>(ty, blocks, out) {
-            by_definition(ty, blocks, out);
         }
+        TensorType::IQ2_XS => each_block!(bfloat16::iq2_xs),
+        TensorType::IQ2_S => each_block!(bfloat16::iq2_s),
+        TensorType::IQ2_XXS => each_block!(bfloat16::iq2_xxs),
+        TensorType::IQ1_S => each_block!(bfloat16::iq1_s),
+        TensorType::IQ1_M => each_block!(bfloat16::iq1_m),
+        TensorType::IQ4_XS => each_block!(bfloat16::iq4_xs),
+        TensorType::IQ4_NL => each_block!(bfloat16::iq4_nl),
+        TensorType::Q4_0 => each_block!(bfloat16::q4_0),
+        TensorType::Q4_K => each_block!(bfloat16::q4_k),
+        TensorType::Q5_K => each_block!(bfloat16::q5_k),
+        TensorType::Q2_0 => each_block!(bfloat16::q2_0),
+        // SAFETY: as above.
+        _ => unsafe {
+            if !decode::<Bfloat16>(ty, blocks, out) {
+                by_definition(ty, blocks, out);
+            }
+        },
     }
 }
 
@@ -57,7 +81,7 @@ unsafe fn by_definition(ty: TensorType, blocks: &[u8], out: &mut [u16]) {
             unsafe { put_rounded(out, _mm512_loadu_ps(floats.as_ptr())) }
         }
         for (i, out) in rest.iter_mut().enumerate() {
-            *out = bfloat16::round(floats[16 * sixteens.len() + i]);
+            *out = round(floats[16 * sixteens.len() + i]);
         }
     }
 }

@@ -1,0 +1,425 @@
+//! The types of the largest matrices straight to bfloat16: every value that a group of weights can have is made and rounded
+//! once, in a table that one register holds, and the codes of 32 weights choose from it (VPERMW).
+//!
+//! Owns: their decoders. The values of a table are those that [`super::iquants`] and its neighbours make one by one.
+
+use std::arch::x86_64::*;
+
+use strata_quant::fields::{bytes_at, u16_at, u32_at};
+use strata_quant::grids::{IQ4_VALUES, codes};
+
+use super::iquants::odd_scales;
+use super::kquants::scales_and_minima;
+use super::lanes::{Bfloat16, f16, load_16, load_32};
+
+/// 32 bfloat16 values, one for each of five bits of a code.
+type Table = __m512i;
+
+/// Sixteen values, rounded, twice: bit 4 of a code does not matter.
+///
+/// # Safety
+/// The processor must have AVX-512 with BF16.
+#[inline(always)]
+unsafe fn table_of_16(values: __m512) -> Table {
+    // SAFETY: the caller vouches for the instructions.
+    unsafe { table_of_32(values, values) }
+}
+
+/// # Safety
+/// As [`table_of_16`].
+#[inline(always)]
+unsafe fn table_of_32(low: __m512, high: __m512) -> Table {
+    // SAFETY: the caller vouches for the instructions; both types are 512 plain bits.
+    unsafe { std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low)) }
+}
+
+/// The values of a table that the low five bits of 32 words choose.
+///
+/// # Safety
+/// As [`table_of_16`].
+#[inline(always)]
+unsafe fn choose(out: &mut [u16; 32], codes: __m512i, table: Table) {
+    // SAFETY: the caller vouches for the instructions; the store fills the 32 places.
+    unsafe { _mm512_storeu_si512(out.as_mut_ptr().cast(), _mm512_permutexvar_epi16(codes, table)) }
+}
+
+/// Low nibbles of sixteen bytes, then their high nibbles, as words whose higher bits are anything.
+///
+/// # Safety
+/// As [`table_of_16`].
+#[inline(always)]
+unsafe fn nibbles(packed: &[u8; 16]) -> __m512i {
+    // SAFETY: the caller vouches for the instructions.
+    unsafe {
+        let words = _mm256_cvtepu8_epi16(load_16(packed));
+        _mm512_inserti64x4::<1>(_mm512_castsi256_si512(words), _mm256_srli_epi16::<4>(words))
+    }
+}
+
+/// `0, 1, ..., 15`, and `first` more.
+const fn counting(first: i8) -> [f32; 16] {
+    let mut values = [0.0; 16];
+    let mut i = 0;
+    while i < 16 {
+        values[i] = (first + i as i8) as f32;
+        i += 1;
+    }
+    values
+}
+
+const IQ4_FLOATS: [f32; 16] = {
+    let mut values = [0.0; 16];
+    let mut i = 0;
+    while i < 16 {
+        values[i] = IQ4_VALUES[i] as f32;
+        i += 1;
+    }
+    values
+};
+
+/// # Safety
+/// As [`table_of_16`].
+#[inline(always)]
+unsafe fn times(values: &[f32; 16], scale: f32) -> __m512 {
+    // SAFETY: the caller vouches for the instructions; sixteen readable values.
+    unsafe { _mm512_mul_ps(_mm512_loadu_ps(values.as_ptr()), _mm512_set1_ps(scale)) }
+}
+
+/// # Safety
+/// As [`table_of_16`].
+#[inline(always)]
+pub(super) unsafe fn q4_0(block: &[u8; 18], out: &mut [u16; 32]) {
+    const VALUES: [f32; 16] = counting(-8);
+    // SAFETY: the caller vouches for the instructions.
+    unsafe { choose(out, nibbles(bytes_at(block, 2)), table_of_16(times(&VALUES, f16(u16_at(block, 0))))) }
+}
+
+/// # Safety
+/// As [`table_of_16`].
+#[inline(always)]
+pub(super) unsafe fn iq4_nl(block: &[u8; 18], out: &mut [u16; 32]) {
+    // SAFETY: the caller vouches for the instructions.
+    unsafe { choose(out, nibbles(bytes_at(block, 2)), table_of_16(times(&IQ4_FLOATS, f16(u16_at(block, 0))))) }
+}
+
+/// # Safety
+/// As [`table_of_16`].
+#[inline(always)]
+pub(super) unsafe fn iq4_xs(block: &[u8; 136], out: &mut [u16; 256]) {
+    let (out, _) = out.as_chunks_mut::<32>();
+    // SAFETY: the caller vouches for the instructions; the stores fill their arrays.
+    unsafe {
+        // Scales of six bits: four in the nibbles of a word, two in a half word.
+        let (low, high) = (u32_at(block, 4), u32::from(u16_at(block, 2)));
+        let low = _mm256_and_si256(
+            _mm256_srlv_epi32(_mm256_set1_epi32(low.cast_signed()), _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28)),
+            _mm256_set1_epi32(15),
+        );
+        let high = _mm256_and_si256(
+            _mm256_srlv_epi32(_mm256_set1_epi32(high.cast_signed()), _mm256_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14)),
+            _mm256_set1_epi32(3),
+        );
+        let codes = _mm256_sub_epi32(_mm256_or_si256(low, _mm256_slli_epi32::<4>(high)), _mm256_set1_epi32(32));
+        let mut scales = [0.0; 8];
+        let d = _mm256_set1_ps(f16(u16_at(block, 0)));
+        _mm256_storeu_ps(scales.as_mut_ptr(), _mm256_mul_ps(d, _mm256_cvtepi32_ps(codes)));
+        for (b, out) in out.iter_mut().enumerate() {
+            choose(out, nibbles(bytes_at(block, 8 + 16 * b)), table_of_16(times(&IQ4_FLOATS, scales[b])));
+        }
+    }
+}
+
+/// # Safety
+/// As [`table_of_16`].
+#[inline(always)]
+pub(super) unsafe fn q2_0(block: &[u8; 18], out: &mut [u16; 64]) {
+    let (out, _) = out.as_chunks_mut::<32>();
+    // SAFETY: the caller vouches for the instructions.
+    unsafe {
+        let values = _mm_mul_ps(_mm_setr_ps(-1.0, 0.0, 1.0, 2.0), _mm_set1_ps(f16(u16_at(block, 0))));
+        // Four values, again and again: only two bits of a code matter.
+        let table = _mm512_broadcastq_epi64(std::mem::transmute::<__m128bh, __m128i>(_mm_cvtneps_pbh(values)));
+        for (half, out) in out.iter_mut().enumerate() {
+            let packed = i64::from_le_bytes(*bytes_at(block, 2 + 8 * half));
+            // Each byte into four words.
+            let bytes = _mm512_cvtepu8_epi64(_mm_cvtsi64_si128(packed));
+            let words = _mm512_shuffle_epi8(
+                bytes,
+                _mm512_set4_epi32(
+                    0x8008_8008u32.cast_signed(),
+                    0x8008_8008u32.cast_signed(),
+                    0x8000_8000u32.cast_signed(),
+                    0x8000_8000u32.cast_signed(),
+                ),
+            );
+            choose(out, _mm512_srlv_epi16(words, _mm512_set1_epi64(0x0006_0004_0002_0000)), table);
+        }
+    }
+}
+
+/// `scale * code - min` for the codes 0 to 15, and `first` more.
+///
+/// # Safety
+/// As [`table_of_16`].
+#[inline(always)]
+unsafe fn affine(values: &[f32; 16], scale: f32, min: f32) -> __m512 {
+    // SAFETY: the caller vouches for the instructions.
+    unsafe { _mm512_sub_ps(times(values, scale), _mm512_set1_ps(min)) }
+}
+
+/// # Safety
+/// As [`table_of_16`].
+#[inline(always)]
+pub(super) unsafe fn q4_k(block: &[u8; 144], out: &mut [u16; 256]) {
+    const VALUES: [f32; 16] = counting(0);
+    let (out, _) = out.as_chunks_mut::<32>();
+    // SAFETY: the caller vouches for the instructions.
+    unsafe {
+        let (scales, minima) = scales_and_minima(block);
+        for i in 0..4 {
+            let low = _mm512_cvtepu8_epi16(load_32(bytes_at(block, 16 + 32 * i)));
+            choose(&mut out[2 * i], low, table_of_16(affine(&VALUES, scales[2 * i], minima[2 * i])));
+            let table = table_of_16(affine(&VALUES, scales[2 * i + 1], minima[2 * i + 1]));
+            choose(&mut out[2 * i + 1], _mm512_srli_epi16::<4>(low), table);
+        }
+    }
+}
+
+/// # Safety
+/// As [`table_of_16`].
+#[inline(always)]
+pub(super) unsafe fn q5_k(block: &[u8; 176], out: &mut [u16; 256]) {
+    const LOW: [f32; 16] = counting(0);
+    const HIGH: [f32; 16] = counting(16);
+    let (out, _) = out.as_chunks_mut::<32>();
+    // SAFETY: the caller vouches for the instructions.
+    unsafe {
+        let (scales, minima) = scales_and_minima(block);
+        let sixteen = _mm512_set1_epi16(16);
+        // Bits 0 and 1 of each word are the fifth bits of the groups at hand.
+        let mut fifth = _mm512_cvtepu8_epi16(load_32(bytes_at(block, 16)));
+        for i in 0..4 {
+            let low = _mm512_cvtepu8_epi16(load_32(bytes_at(block, 48 + 32 * i)));
+            for (k, nibbles, fifth) in [
+                (2 * i, low, _mm512_slli_epi16::<4>(fifth)),
+                (2 * i + 1, _mm512_srli_epi16::<4>(low), _mm512_slli_epi16::<3>(fifth)),
+            ] {
+                let (scale, min) = (scales[k], minima[k]);
+                // Bit 4 of one, the others of the other.
+                let codes = _mm512_ternarylogic_epi64::<0xca>(sixteen, fifth, nibbles);
+                choose(&mut out[k], codes, table_of_32(affine(&LOW, scale, min), affine(&HIGH, scale, min)));
+            }
+            fifth = _mm512_srli_epi16::<2>(fifth);
+        }
+    }
+}
+
+/// Tables for weights of a code of two bits and a sign, in groups with scales of their own: eight values for each of four
+/// scales. `values` has those of the codes, then those with the sign.
+///
+/// # Safety
+/// As [`table_of_16`].
+#[inline(always)]
+unsafe fn table_of_4_scales(values: [f32; 8], scales: [f32; 4]) -> Table {
+    // SAFETY: the caller vouches for the instructions.
+    unsafe {
+        let values = _mm512_broadcast_f32x8(_mm256_loadu_ps(values.as_ptr()));
+        let scales = _mm512_castps128_ps512(_mm_loadu_ps(scales.as_ptr()));
+        let low = _mm512_permutexvar_ps(_mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1), scales);
+        let high = _mm512_permutexvar_ps(_mm512_setr_epi32(2, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3), scales);
+        table_of_32(_mm512_mul_ps(values, low), _mm512_mul_ps(values, high))
+    }
+}
+
+/// Weights from four entries of a codebook, of eight codes of two bits each (entry 0 lowest), and their sign bits. Weights
+/// 0 to 15 have the scale `scales[0]` of the table, the others `scales[1]`.
+///
+/// # Safety
+/// As [`table_of_16`].
+#[inline(always)]
+unsafe fn choose_two_bit(out: &mut [u16; 32], entries: u64, signs: u32, table: Table, scales: [i16; 2]) {
+    // SAFETY: the caller vouches for the instructions.
+    unsafe {
+        // Each entry into the eight words of its weights, and there its code down to bit 0.
+        let words = _mm512_shuffle_epi8(
+            _mm512_set1_epi64(entries.cast_signed()),
+            _mm512_set_epi64(
+                0x0706_0706_0706_0706,
+                0x0706_0706_0706_0706,
+                0x0504_0504_0504_0504,
+                0x0504_0504_0504_0504,
+                0x0302_0302_0302_0302,
+                0x0302_0302_0302_0302,
+                0x0100_0100_0100_0100,
+                0x0100_0100_0100_0100,
+            ),
+        );
+        let (low, high) = (0x0006_0004_0002_0000, 0x000e_000c_000a_0008);
+        let codes = _mm512_srlv_epi16(words, _mm512_set_epi64(high, low, high, low, high, low, high, low));
+        let (first, second) = (_mm256_set1_epi16(8 * scales[0]), _mm256_set1_epi16(8 * scales[1]));
+        let groups = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(first), second);
+        // Two bits of one, the others of the other.
+        let codes = _mm512_ternarylogic_epi64::<0xca>(_mm512_set1_epi16(3), codes, groups);
+        choose(out, _mm512_mask_add_epi16(codes, signs, codes, _mm512_set1_epi16(4)), table);
+    }
+}
+
+/// Four entries of a codebook, by indices in 16 bits each.
+#[inline(always)]
+fn entries<const N: usize>(codes: &[u16; N], indices: u64) -> u64 {
+    let entry = |k: u32| u64::from(codes[(indices >> (16 * k)) as usize % N]);
+    entry(0) | entry(1) << 16 | entry(2) << 32 | entry(3) << 48
+}
+
+/// Magnitudes of the IQ2 types, and negated. The fourth code does not occur.
+const IQ2_VALUES: [f32; 8] = [8.0, 25.0, 43.0, 0.0, -8.0, -25.0, -43.0, 0.0];
+
+/// The bits of four bytes in the even bytes of a word.
+///
+/// # Safety
+/// The processor must have BMI2.
+#[inline(always)]
+unsafe fn in_even_bytes(bytes: u32) -> u64 {
+    // SAFETY: the caller vouches for the instruction.
+    unsafe { _pdep_u64(u64::from(bytes), 0x00ff_00ff_00ff_00ff) }
+}
+
+/// Sign bits from seven of each eight: the last makes their number even.
+///
+/// # Safety
+/// The processor must have BMI2.
+#[inline(always)]
+unsafe fn with_eighth_signs(sevens: u32) -> u32 {
+    // SAFETY: the caller vouches for the instruction.
+    let signs = unsafe { _pdep_u32(sevens, 0x7f7f_7f7f) };
+    // The parity of each byte in its bit 0. What comes from a byte's neighbour stays above.
+    let parity = signs ^ signs >> 4;
+    let parity = parity ^ parity >> 2;
+    let parity = parity ^ parity >> 1;
+    signs | (parity & 0x0101_0101) << 7
+}
+
+/// # Safety
+/// As [`table_of_16`], and BMI2.
+#[inline(always)]
+pub(super) unsafe fn iq2_s(block: &[u8; 82], out: &mut [u16; 256]) {
+    let (out, _) = out.as_chunks_mut::<64>();
+    // SAFETY: the caller vouches for the instructions.
+    unsafe {
+        let scales = odd_scales::<Bfloat16>(f16(u16_at(block, 0)) * 0.125, *bytes_at(block, 74));
+        for (i, out) in out.iter_mut().enumerate() {
+            let table = table_of_4_scales(IQ2_VALUES, *scales[4 * i..].first_chunk().expect("16 scales"));
+            for (k, out) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+                let b = 2 * i + k;
+                let high = _pdep_u64(u64::from(block[66 + b]), 0x0300_0300_0300_0300);
+                let entries = entries(&codes::IQ2_S, in_even_bytes(u32_at(block, 2 + 4 * b)) | high);
+                let first = 2 * k as i16;
+                choose_two_bit(out, entries, u32_at(block, 34 + 4 * b), table, [first, first + 1]);
+            }
+        }
+    }
+}
+
+/// # Safety
+/// As [`iq2_s`].
+#[inline(always)]
+pub(super) unsafe fn iq2_xs(block: &[u8; 74], out: &mut [u16; 256]) {
+    let (out, _) = out.as_chunks_mut::<64>();
+    // SAFETY: the caller vouches for the instructions.
+    unsafe {
+        let scales = odd_scales::<Bfloat16>(f16(u16_at(block, 0)) * 0.125, *bytes_at(block, 66));
+        for (i, out) in out.iter_mut().enumerate() {
+            let table = table_of_4_scales(IQ2_VALUES, *scales[4 * i..].first_chunk().expect("16 scales"));
+            for (k, out) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+                let packed = u64::from_le_bytes(*bytes_at(block, 2 + 8 * (2 * i + k)));
+                let signs = with_eighth_signs(_pext_u64(packed, 0xfe00_fe00_fe00_fe00) as u32);
+                let first = 2 * k as i16;
+                choose_two_bit(out, entries(&codes::IQ2_XS, packed), signs, table, [first, first + 1]);
+            }
+        }
+    }
+}
+
+/// # Safety
+/// As [`iq2_s`].
+#[inline(always)]
+pub(super) unsafe fn iq2_xxs(block: &[u8; 66], out: &mut [u16; 256]) {
+    let (out, _) = out.as_chunks_mut::<128>();
+    // SAFETY: the caller vouches for the instructions.
+    unsafe {
+        let d = f16(u16_at(block, 0)) * 0.125;
+        for (i, out) in out.iter_mut().enumerate() {
+            let mut scales = [0.0; 4];
+            for k in 0..4 {
+                scales[k] = d * (2 * (u32_at(block, 6 + 8 * (4 * i + k)) >> 28) + 1) as f32;
+            }
+            let table = table_of_4_scales(IQ2_VALUES, scales);
+            for (k, out) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+                let b = 4 * i + k;
+                let entries = entries(&codes::IQ2_XXS, in_even_bytes(u32_at(block, 2 + 8 * b)));
+                let signs = with_eighth_signs(u32_at(block, 6 + 8 * b) & 0x0fff_ffff);
+                choose_two_bit(out, entries, signs, table, [k as i16; 2]);
+            }
+        }
+    }
+}
+
+/// Eight times the values of IQ1: those of the grid plus an eighth, and minus an eighth.
+const IQ1_VALUES: [f32; 8] = [-7.0, 1.0, 9.0, 0.0, -9.0, -1.0, 7.0, 0.0];
+
+/// # Safety
+/// As [`iq2_s`].
+#[inline(always)]
+pub(super) unsafe fn iq1_m(block: &[u8; 56], out: &mut [u16; 256]) {
+    let (out, _) = out.as_chunks_mut::<64>();
+    // Twelve bits of small scales in each of four numbers; their top nibbles, together, are `d`.
+    let top = |i: usize| u16_at(block, 48 + 2 * i) >> 12 << (4 * i);
+    // SAFETY: the caller vouches for the instructions.
+    unsafe {
+        let d = f16(top(0) | top(1) | top(2) | top(3)) * 0.125;
+        for (i, out) in out.iter_mut().enumerate() {
+            let small = u32::from(u16_at(block, 48 + 2 * i));
+            let mut scales = [0.0; 4];
+            for k in 0..4 {
+                scales[k] = d * (2 * (small >> (3 * k) & 7) + 1) as f32;
+            }
+            let table = table_of_4_scales(IQ1_VALUES, scales);
+            for (k, out) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+                let b = 2 * i + k;
+                // A nibble for each entry: three bits of its index, and the shift's sign.
+                let high = u64::from(u16_at(block, 32 + 2 * b));
+                let index_bits = _pdep_u64(_pext_u64(high, 0x7777), 0x0700_0700_0700_0700);
+                let entries = entries(&codes::IQ1, in_even_bytes(u32_at(block, 4 * b)) | index_bits);
+                let shifts = _pdep_u32(_pext_u32(high as u32, 0x8888), 0x0101_0101) * 255;
+                let first = 2 * k as i16;
+                choose_two_bit(out, entries, shifts, table, [first, first + 1]);
+            }
+        }
+    }
+}
+
+/// # Safety
+/// As [`iq2_s`].
+#[inline(always)]
+pub(super) unsafe fn iq1_s(block: &[u8; 50], out: &mut [u16; 256]) {
+    let (out, _) = out.as_chunks_mut::<128>();
+    // SAFETY: the caller vouches for the instructions.
+    unsafe {
+        let d = f16(u16_at(block, 0)) * 0.125;
+        for (i, out) in out.iter_mut().enumerate() {
+            let mut scales = [0.0; 4];
+            for k in 0..4 {
+                scales[k] = d * (2 * (u16_at(block, 34 + 2 * (4 * i + k)) >> 12 & 7) + 1) as f32;
+            }
+            let table = table_of_4_scales(IQ1_VALUES, scales);
+            for (k, out) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+                let b = 4 * i + k;
+                let packed = u16_at(block, 34 + 2 * b);
+                let high = _pdep_u64(u64::from(packed), 0x0700_0700_0700_0700);
+                let entries = entries(&codes::IQ1, in_even_bytes(u32_at(block, 2 + 4 * b)) | high);
+                let shifts = 0u32.wrapping_sub(u32::from(packed >> 15));
+                choose_two_bit(out, entries, shifts, table, [k as i16; 2]);
+            }
+        }
+    }
+}
