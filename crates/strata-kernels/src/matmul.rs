@@ -7,6 +7,8 @@ use strata_gguf::TensorType;
 
 use crate::decode::{decode_blocks, decode_blocks_to_bfloat16};
 use crate::inputs::{Form, Inputs, grown};
+#[cfg(target_arch = "x86_64")]
+use crate::products::bfloat16::{MOST_DECODED_ROWS, multiply_blocks};
 use crate::products::{LINE, Line, Out, WeightRows, float32, values_mut};
 use crate::scratch::Scratch;
 use crate::{Cpu, Isa};
@@ -123,6 +125,12 @@ pub(crate) unsafe fn multiply_panel(
                 w.decode(isa, n, floats);
                 // SAFETY: as above.
                 unsafe { float32::multiply(isa, floats, count, x, out) };
+            }
+            #[cfg(target_arch = "x86_64")]
+            Form::Lines(lines) if x.rows <= MOST_DECODED_ROWS && w.cols.is_multiple_of(LINE) => {
+                let blocks = w.row_blocks(n, count);
+                // SAFETY: as above; inputs have this form where the processor has AVX-512 with BF16.
+                unsafe { multiply_blocks(w.ty, blocks, count, lines, w.cols / LINE, out) };
             }
             #[cfg(target_arch = "x86_64")]
             Form::Lines(x) => {

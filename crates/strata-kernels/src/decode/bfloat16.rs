@@ -10,7 +10,8 @@ use strata_quant::grids::{IQ4_VALUES, codes};
 
 use super::iquants::odd_scales;
 use super::kquants::scales_and_minima;
-use super::lanes::{Bfloat16, f16, load_16, load_32};
+use super::lanes::{Avx512, f16, load_16, load_32, nibbles_32};
+use super::sink::Sink;
 
 /// 32 bfloat16 values, one for each of five bits of a code.
 type Table = __m512i;
@@ -38,9 +39,9 @@ unsafe fn table_of_32(low: __m512, high: __m512) -> Table {
 /// # Safety
 /// As [`table_of_16`].
 #[inline(always)]
-unsafe fn choose(out: &mut [u16; 32], codes: __m512i, table: Table) {
-    // SAFETY: the caller vouches for the instructions; the store fills the 32 places.
-    unsafe { _mm512_storeu_si512(out.as_mut_ptr().cast(), _mm512_permutexvar_epi16(codes, table)) }
+unsafe fn choose<S: Sink>(sink: &mut S, codes: __m512i, table: Table) {
+    // SAFETY: the caller vouches for the instructions.
+    unsafe { sink.take(_mm512_permutexvar_epi16(codes, table)) }
 }
 
 /// Low nibbles of sixteen bytes, then their high nibbles, as words whose higher bits are anything.
@@ -88,25 +89,24 @@ unsafe fn times(values: &[f32; 16], scale: f32) -> __m512 {
 /// # Safety
 /// As [`table_of_16`].
 #[inline(always)]
-pub(super) unsafe fn q4_0(block: &[u8; 18], out: &mut [u16; 32]) {
+pub(super) unsafe fn q4_0<S: Sink>(block: &[u8; 18], sink: &mut S) {
     const VALUES: [f32; 16] = counting(-8);
     // SAFETY: the caller vouches for the instructions.
-    unsafe { choose(out, nibbles(bytes_at(block, 2)), table_of_16(times(&VALUES, f16(u16_at(block, 0))))) }
+    unsafe { choose(sink, nibbles(bytes_at(block, 2)), table_of_16(times(&VALUES, f16(u16_at(block, 0))))) }
 }
 
 /// # Safety
 /// As [`table_of_16`].
 #[inline(always)]
-pub(super) unsafe fn iq4_nl(block: &[u8; 18], out: &mut [u16; 32]) {
+pub(super) unsafe fn iq4_nl<S: Sink>(block: &[u8; 18], sink: &mut S) {
     // SAFETY: the caller vouches for the instructions.
-    unsafe { choose(out, nibbles(bytes_at(block, 2)), table_of_16(times(&IQ4_FLOATS, f16(u16_at(block, 0))))) }
+    unsafe { choose(sink, nibbles(bytes_at(block, 2)), table_of_16(times(&IQ4_FLOATS, f16(u16_at(block, 0))))) }
 }
 
 /// # Safety
 /// As [`table_of_16`].
 #[inline(always)]
-pub(super) unsafe fn iq4_xs(block: &[u8; 136], out: &mut [u16; 256]) {
-    let (out, _) = out.as_chunks_mut::<32>();
+pub(super) unsafe fn iq4_xs<S: Sink>(block: &[u8; 136], sink: &mut S) {
     // SAFETY: the caller vouches for the instructions; the stores fill their arrays.
     unsafe {
         // Scales of six bits: four in the nibbles of a word, two in a half word.
@@ -123,8 +123,8 @@ pub(super) unsafe fn iq4_xs(block: &[u8; 136], out: &mut [u16; 256]) {
         let mut scales = [0.0; 8];
         let d = _mm256_set1_ps(f16(u16_at(block, 0)));
         _mm256_storeu_ps(scales.as_mut_ptr(), _mm256_mul_ps(d, _mm256_cvtepi32_ps(codes)));
-        for (b, out) in out.iter_mut().enumerate() {
-            choose(out, nibbles(bytes_at(block, 8 + 16 * b)), table_of_16(times(&IQ4_FLOATS, scales[b])));
+        for b in 0..8 {
+            choose(sink, nibbles(bytes_at(block, 8 + 16 * b)), table_of_16(times(&IQ4_FLOATS, scales[b])));
         }
     }
 }
@@ -132,14 +132,13 @@ pub(super) unsafe fn iq4_xs(block: &[u8; 136], out: &mut [u16; 256]) {
 /// # Safety
 /// As [`table_of_16`].
 #[inline(always)]
-pub(super) unsafe fn q2_0(block: &[u8; 18], out: &mut [u16; 64]) {
-    let (out, _) = out.as_chunks_mut::<32>();
+pub(super) unsafe fn q2_0<S: Sink>(block: &[u8; 18], sink: &mut S) {
     // SAFETY: the caller vouches for the instructions.
     unsafe {
         let values = _mm_mul_ps(_mm_setr_ps(-1.0, 0.0, 1.0, 2.0), _mm_set1_ps(f16(u16_at(block, 0))));
         // Four values, again and again: only two bits of a code matter.
         let table = _mm512_broadcastq_epi64(std::mem::transmute::<__m128bh, __m128i>(_mm_cvtneps_pbh(values)));
-        for (half, out) in out.iter_mut().enumerate() {
+        for half in 0..2 {
             let packed = i64::from_le_bytes(*bytes_at(block, 2 + 8 * half));
             // Each byte into four words.
             let bytes = _mm512_cvtepu8_epi64(_mm_cvtsi64_si128(packed));
@@ -152,7 +151,7 @@ pub(super) unsafe fn q2_0(block: &[u8; 18], out: &mut [u16; 64]) {
                     0x8000_8000u32.cast_signed(),
                 ),
             );
-            choose(out, _mm512_srlv_epi16(words, _mm512_set1_epi64(0x0006_0004_0002_0000)), table);
+            choose(sink, _mm512_srlv_epi16(words, _mm512_set1_epi64(0x0006_0004_0002_0000)), table);
         }
     }
 }
@@ -170,17 +169,16 @@ unsafe fn affine(values: &[f32; 16], scale: f32, min: f32) -> __m512 {
 /// # Safety
 /// As [`table_of_16`].
 #[inline(always)]
-pub(super) unsafe fn q4_k(block: &[u8; 144], out: &mut [u16; 256]) {
+pub(super) unsafe fn q4_k<S: Sink>(block: &[u8; 144], sink: &mut S) {
     const VALUES: [f32; 16] = counting(0);
-    let (out, _) = out.as_chunks_mut::<32>();
     // SAFETY: the caller vouches for the instructions.
     unsafe {
         let (scales, minima) = scales_and_minima(block);
         for i in 0..4 {
             let low = _mm512_cvtepu8_epi16(load_32(bytes_at(block, 16 + 32 * i)));
-            choose(&mut out[2 * i], low, table_of_16(affine(&VALUES, scales[2 * i], minima[2 * i])));
+            choose(sink, low, table_of_16(affine(&VALUES, scales[2 * i], minima[2 * i])));
             let table = table_of_16(affine(&VALUES, scales[2 * i + 1], minima[2 * i + 1]));
-            choose(&mut out[2 * i + 1], _mm512_srli_epi16::<4>(low), table);
+            choose(sink, _mm512_srli_epi16::<4>(low), table);
         }
     }
 }
@@ -188,10 +186,9 @@ pub(super) unsafe fn q4_k(block: &[u8; 144], out: &mut [u16; 256]) {
 /// # Safety
 /// As [`table_of_16`].
 #[inline(always)]
-pub(super) unsafe fn q5_k(block: &[u8; 176], out: &mut [u16; 256]) {
+pub(super) unsafe fn q5_k<S: Sink>(block: &[u8; 176], sink: &mut S) {
     const LOW: [f32; 16] = counting(0);
     const HIGH: [f32; 16] = counting(16);
-    let (out, _) = out.as_chunks_mut::<32>();
     // SAFETY: the caller vouches for the instructions.
     unsafe {
         let (scales, minima) = scales_and_minima(block);
@@ -207,7 +204,7 @@ pub(super) unsafe fn q5_k(block: &[u8; 176], out: &mut [u16; 256]) {
                 let (scale, min) = (scales[k], minima[k]);
                 // Bit 4 of one, the others of the other.
                 let codes = _mm512_ternarylogic_epi64::<0xca>(sixteen, fifth, nibbles);
-                choose(&mut out[k], codes, table_of_32(affine(&LOW, scale, min), affine(&HIGH, scale, min)));
+                choose(sink, codes, table_of_32(affine(&LOW, scale, min), affine(&HIGH, scale, min)));
             }
             fifth = _mm512_srli_epi16::<2>(fifth);
         }
@@ -237,7 +234,7 @@ unsafe fn table_of_4_scales(values: [f32; 8], scales: [f32; 4]) -> Table {
 /// # Safety
 /// As [`table_of_16`].
 #[inline(always)]
-unsafe fn choose_two_bit(out: &mut [u16; 32], entries: u64, signs: u32, table: Table, scales: [i16; 2]) {
+unsafe fn choose_two_bit<S: Sink>(sink: &mut S, entries: u64, signs: u32, table: Table, scales: [i16; 2]) {
     // SAFETY: the caller vouches for the instructions.
     unsafe {
         // Each entry into the eight words of its weights, and there its code down to bit 0.
@@ -260,7 +257,7 @@ unsafe fn choose_two_bit(out: &mut [u16; 32], entries: u64, signs: u32, table: T
         let groups = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(first), second);
         // Two bits of one, the others of the other.
         let codes = _mm512_ternarylogic_epi64::<0xca>(_mm512_set1_epi16(3), codes, groups);
-        choose(out, _mm512_mask_add_epi16(codes, signs, codes, _mm512_set1_epi16(4)), table);
+        choose(sink, _mm512_mask_add_epi16(codes, signs, codes, _mm512_set1_epi16(4)), table);
     }
 }
 
@@ -302,19 +299,18 @@ unsafe fn with_eighth_signs(sevens: u32) -> u32 {
 /// # Safety
 /// As [`table_of_16`], and BMI2.
 #[inline(always)]
-pub(super) unsafe fn iq2_s(block: &[u8; 82], out: &mut [u16; 256]) {
-    let (out, _) = out.as_chunks_mut::<64>();
+pub(super) unsafe fn iq2_s<S: Sink>(block: &[u8; 82], sink: &mut S) {
     // SAFETY: the caller vouches for the instructions.
     unsafe {
-        let scales = odd_scales::<Bfloat16>(f16(u16_at(block, 0)) * 0.125, *bytes_at(block, 74));
-        for (i, out) in out.iter_mut().enumerate() {
+        let scales = odd_scales::<Avx512>(f16(u16_at(block, 0)) * 0.125, *bytes_at(block, 74));
+        for i in 0..4 {
             let table = table_of_4_scales(IQ2_VALUES, *scales[4 * i..].first_chunk().expect("16 scales"));
-            for (k, out) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+            for k in 0..2 {
                 let b = 2 * i + k;
                 let high = _pdep_u64(u64::from(block[66 + b]), 0x0300_0300_0300_0300);
                 let entries = entries(&codes::IQ2_S, in_even_bytes(u32_at(block, 2 + 4 * b)) | high);
                 let first = 2 * k as i16;
-                choose_two_bit(out, entries, u32_at(block, 34 + 4 * b), table, [first, first + 1]);
+                choose_two_bit(sink, entries, u32_at(block, 34 + 4 * b), table, [first, first + 1]);
             }
         }
     }
@@ -323,18 +319,17 @@ pub(super) unsafe fn iq2_s(block: &[u8; 82], out: &mut [u16; 256]) {
 /// # Safety
 /// As [`iq2_s`].
 #[inline(always)]
-pub(super) unsafe fn iq2_xs(block: &[u8; 74], out: &mut [u16; 256]) {
-    let (out, _) = out.as_chunks_mut::<64>();
+pub(super) unsafe fn iq2_xs<S: Sink>(block: &[u8; 74], sink: &mut S) {
     // SAFETY: the caller vouches for the instructions.
     unsafe {
-        let scales = odd_scales::<Bfloat16>(f16(u16_at(block, 0)) * 0.125, *bytes_at(block, 66));
-        for (i, out) in out.iter_mut().enumerate() {
+        let scales = odd_scales::<Avx512>(f16(u16_at(block, 0)) * 0.125, *bytes_at(block, 66));
+        for i in 0..4 {
             let table = table_of_4_scales(IQ2_VALUES, *scales[4 * i..].first_chunk().expect("16 scales"));
-            for (k, out) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+            for k in 0..2 {
                 let packed = u64::from_le_bytes(*bytes_at(block, 2 + 8 * (2 * i + k)));
                 let signs = with_eighth_signs(_pext_u64(packed, 0xfe00_fe00_fe00_fe00) as u32);
                 let first = 2 * k as i16;
-                choose_two_bit(out, entries(&codes::IQ2_XS, packed), signs, table, [first, first + 1]);
+                choose_two_bit(sink, entries(&codes::IQ2_XS, packed), signs, table, [first, first + 1]);
             }
         }
     }
@@ -343,22 +338,21 @@ pub(super) unsafe fn iq2_xs(block: &[u8; 74], out: &mut [u16; 256]) {
 /// # Safety
 /// As [`iq2_s`].
 #[inline(always)]
-pub(super) unsafe fn iq2_xxs(block: &[u8; 66], out: &mut [u16; 256]) {
-    let (out, _) = out.as_chunks_mut::<128>();
+pub(super) unsafe fn iq2_xxs<S: Sink>(block: &[u8; 66], sink: &mut S) {
     // SAFETY: the caller vouches for the instructions.
     unsafe {
         let d = f16(u16_at(block, 0)) * 0.125;
-        for (i, out) in out.iter_mut().enumerate() {
+        for i in 0..2 {
             let mut scales = [0.0; 4];
             for k in 0..4 {
                 scales[k] = d * (2 * (u32_at(block, 6 + 8 * (4 * i + k)) >> 28) + 1) as f32;
             }
             let table = table_of_4_scales(IQ2_VALUES, scales);
-            for (k, out) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+            for k in 0..4 {
                 let b = 4 * i + k;
                 let entries = entries(&codes::IQ2_XXS, in_even_bytes(u32_at(block, 2 + 8 * b)));
                 let signs = with_eighth_signs(u32_at(block, 6 + 8 * b) & 0x0fff_ffff);
-                choose_two_bit(out, entries, signs, table, [k as i16; 2]);
+                choose_two_bit(sink, entries, signs, table, [k as i16; 2]);
             }
         }
     }
@@ -370,21 +364,20 @@ const IQ1_VALUES: [f32; 8] = [-7.0, 1.0, 9.0, 0.0, -9.0, -1.0, 7.0, 0.0];
 /// # Safety
 /// As [`iq2_s`].
 #[inline(always)]
-pub(super) unsafe fn iq1_m(block: &[u8; 56], out: &mut [u16; 256]) {
-    let (out, _) = out.as_chunks_mut::<64>();
+pub(super) unsafe fn iq1_m<S: Sink>(block: &[u8; 56], sink: &mut S) {
     // Twelve bits of small scales in each of four numbers; their top nibbles, together, are `d`.
     let top = |i: usize| u16_at(block, 48 + 2 * i) >> 12 << (4 * i);
     // SAFETY: the caller vouches for the instructions.
     unsafe {
         let d = f16(top(0) | top(1) | top(2) | top(3)) * 0.125;
-        for (i, out) in out.iter_mut().enumerate() {
+        for i in 0..4 {
             let small = u32::from(u16_at(block, 48 + 2 * i));
             let mut scales = [0.0; 4];
             for k in 0..4 {
                 scales[k] = d * (2 * (small >> (3 * k) & 7) + 1) as f32;
             }
             let table = table_of_4_scales(IQ1_VALUES, scales);
-            for (k, out) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+            for k in 0..2 {
                 let b = 2 * i + k;
                 // A nibble for each entry: three bits of its index, and the shift's sign.
                 let high = u64::from(u16_at(block, 32 + 2 * b));
@@ -392,7 +385,7 @@ pub(super) unsafe fn iq1_m(block: &[u8; 56], out: &mut [u16; 256]) {
                 let entries = entries(&codes::IQ1, in_even_bytes(u32_at(block, 4 * b)) | index_bits);
                 let shifts = _pdep_u32(_pext_u32(high as u32, 0x8888), 0x0101_0101) * 255;
                 let first = 2 * k as i16;
-                choose_two_bit(out, entries, shifts, table, [first, first + 1]);
+                choose_two_bit(sink, entries, shifts, table, [first, first + 1]);
             }
         }
     }
@@ -401,25 +394,198 @@ pub(super) unsafe fn iq1_m(block: &[u8; 56], out: &mut [u16; 256]) {
 /// # Safety
 /// As [`iq2_s`].
 #[inline(always)]
-pub(super) unsafe fn iq1_s(block: &[u8; 50], out: &mut [u16; 256]) {
-    let (out, _) = out.as_chunks_mut::<128>();
+pub(super) unsafe fn iq1_s<S: Sink>(block: &[u8; 50], sink: &mut S) {
     // SAFETY: the caller vouches for the instructions.
     unsafe {
         let d = f16(u16_at(block, 0)) * 0.125;
-        for (i, out) in out.iter_mut().enumerate() {
+        for i in 0..2 {
             let mut scales = [0.0; 4];
             for k in 0..4 {
                 scales[k] = d * (2 * (u16_at(block, 34 + 2 * (4 * i + k)) >> 12 & 7) + 1) as f32;
             }
             let table = table_of_4_scales(IQ1_VALUES, scales);
-            for (k, out) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+            for k in 0..4 {
                 let b = 4 * i + k;
                 let packed = u16_at(block, 34 + 2 * b);
                 let high = _pdep_u64(u64::from(packed), 0x0700_0700_0700_0700);
                 let entries = entries(&codes::IQ1, in_even_bytes(u32_at(block, 2 + 4 * b)) | high);
                 let shifts = 0u32.wrapping_sub(u32::from(packed >> 15));
-                choose_two_bit(out, entries, shifts, table, [k as i16; 2]);
+                choose_two_bit(sink, entries, shifts, table, [k as i16; 2]);
             }
         }
     }
+}
+
+/// Weights from eight entries of a codebook, of four codes of three bits each, and their sign bits. `table` has the values
+/// of the codes, then these negated.
+///
+/// # Safety
+/// As [`table_of_16`].
+#[inline(always)]
+unsafe fn choose_three_bit<S: Sink>(sink: &mut S, entries: [u64; 2], signs: u32, table: Table) {
+    // SAFETY: the caller vouches for the instructions.
+    unsafe {
+        // Each entry into the four words of its weights, and there its code down to bit 0.
+        let entries = _mm512_broadcast_i32x4(_mm_set_epi64x(entries[1].cast_signed(), entries[0].cast_signed()));
+        let words = _mm512_shuffle_epi8(
+            entries,
+            _mm512_set_epi64(
+                0x0f0e_0f0e_0f0e_0f0e,
+                0x0d0c_0d0c_0d0c_0d0c,
+                0x0b0a_0b0a_0b0a_0b0a,
+                0x0908_0908_0908_0908,
+                0x0706_0706_0706_0706,
+                0x0504_0504_0504_0504,
+                0x0302_0302_0302_0302,
+                0x0100_0100_0100_0100,
+            ),
+        );
+        let codes = _mm512_srlv_epi16(words, _mm512_set1_epi64(0x0009_0006_0003_0000));
+        let codes = _mm512_and_si512(codes, _mm512_set1_epi16(7));
+        choose(sink, _mm512_mask_add_epi16(codes, signs, codes, _mm512_set1_epi16(8)), table);
+    }
+}
+
+const IQ3_S_VALUES: [f32; 16] =
+    [1.0, 3.0, 5.0, 7.0, 9.0, 11.0, 13.0, 15.0, -1.0, -3.0, -5.0, -7.0, -9.0, -11.0, -13.0, -15.0];
+
+/// # Safety
+/// As [`iq2_s`].
+#[inline(always)]
+pub(super) unsafe fn iq3_s<S: Sink>(block: &[u8; 110], sink: &mut S) {
+    // SAFETY: the caller vouches for the instructions.
+    unsafe {
+        let [s0, s1, s2, s3] = *bytes_at(block, 106);
+        let scales = odd_scales::<Avx512>(f16(u16_at(block, 0)), [s0, s1, s2, s3, 0, 0, 0, 0]);
+        for b in 0..8 {
+            let high = u64::from(block[66 + b]);
+            let mut found = [0; 2];
+            for half in 0..2 {
+                let bits = _pdep_u64(high >> (4 * half), 0x0100_0100_0100_0100);
+                found[half] = entries(&codes::IQ3_S, in_even_bytes(u32_at(block, 2 + 8 * b + 4 * half)) | bits);
+            }
+            let signs = u32_at(block, 74 + 4 * b);
+            choose_three_bit(sink, found, signs, table_of_16(times(&IQ3_S_VALUES, scales[b])));
+        }
+    }
+}
+
+const IQ3_XXS_VALUES: [f32; 16] =
+    [4.0, 12.0, 20.0, 28.0, 36.0, 44.0, 52.0, 62.0, -4.0, -12.0, -20.0, -28.0, -36.0, -44.0, -52.0, -62.0];
+
+/// # Safety
+/// As [`iq2_s`].
+#[inline(always)]
+pub(super) unsafe fn iq3_xxs<S: Sink>(block: &[u8; 98], sink: &mut S) {
+    // SAFETY: the caller vouches for the instructions.
+    unsafe {
+        let d = f16(u16_at(block, 0)) * 0.25;
+        for b in 0..8 {
+            let mut found = [0; 2];
+            for half in 0..2 {
+                found[half] = entries(&codes::IQ3_XXS, in_even_bytes(u32_at(block, 2 + 8 * b + 4 * half)));
+            }
+            let packed = u32_at(block, 66 + 4 * b);
+            let table = table_of_16(times(&IQ3_XXS_VALUES, d * (2 * (packed >> 28) + 1) as f32));
+            choose_three_bit(sink, found, with_eighth_signs(packed & 0x0fff_ffff), table);
+        }
+    }
+}
+
+/// 32 signed bytes under two scales.
+///
+/// # Safety
+/// As [`table_of_16`].
+#[inline(always)]
+unsafe fn scaled<S: Sink>(sink: &mut S, codes: __m256i, scales: [f32; 2]) {
+    // SAFETY: the caller vouches for the instructions.
+    unsafe {
+        let low = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_castsi256_si128(codes)));
+        let high = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_extracti128_si256::<1>(codes)));
+        let (low, high) =
+            (_mm512_mul_ps(low, _mm512_set1_ps(scales[0])), _mm512_mul_ps(high, _mm512_set1_ps(scales[1])));
+        sink.take(table_of_32(low, high));
+    }
+}
+
+/// # Safety
+/// As [`table_of_16`].
+#[inline(always)]
+pub(super) unsafe fn q8_0<S: Sink>(block: &[u8; 34], sink: &mut S) {
+    // SAFETY: the caller vouches for the instructions.
+    unsafe { scaled(sink, load_32(bytes_at(block, 2)), [f16(u16_at(block, 0)); 2]) }
+}
+
+/// # Safety
+/// As [`table_of_16`].
+#[inline(always)]
+pub(super) unsafe fn q6_k<S: Sink>(block: &[u8; 210], sink: &mut S) {
+    // SAFETY: the caller vouches for the instructions; the store fills the sixteen places.
+    unsafe {
+        let mut scales = [0.0; 16];
+        let small = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load_16(bytes_at(block, 192))));
+        _mm512_storeu_ps(scales.as_mut_ptr(), _mm512_mul_ps(small, _mm512_set1_ps(f16(u16_at(block, 208)))));
+        let (top, offset) = (_mm256_set1_epi8(0x30), _mm256_set1_epi8(32));
+        for half in 0..2 {
+            let [p0, p2] = nibbles_32(load_32(bytes_at(block, 64 * half)));
+            let [p1, p3] = nibbles_32(load_32(bytes_at(block, 64 * half + 32)));
+            let high = load_32(bytes_at(block, 128 + 32 * half));
+            // Two bits of plane `k` lie at bit `2 k`; they belong at bit 4.
+            let tops = [_mm256_slli_epi16::<4>(high), _mm256_slli_epi16::<2>(high), high, _mm256_srli_epi16::<2>(high)];
+            for (k, plane) in [p0, p1, p2, p3].into_iter().enumerate() {
+                let codes = _mm256_or_si256(plane, _mm256_and_si256(tops[k], top));
+                let group = 8 * half + 2 * k;
+                scaled(sink, _mm256_sub_epi8(codes, offset), [scales[group], scales[group + 1]]);
+            }
+        }
+    }
+}
+
+/// 32 weights of F32.
+///
+/// # Safety
+/// As [`table_of_16`].
+#[inline(always)]
+pub(super) unsafe fn f32<S: Sink>(bytes: &[u8; 128], sink: &mut S) {
+    // SAFETY: the caller vouches for the instructions; twice sixteen readable values.
+    unsafe {
+        let values = bytes.as_ptr().cast();
+        sink.take(table_of_32(_mm512_loadu_ps(values), _mm512_loadu_ps(values.add(16))));
+    }
+}
+
+/// 32 values.
+///
+/// # Safety
+/// As [`table_of_16`].
+#[inline(always)]
+pub(super) unsafe fn f32_values<S: Sink>(values: &[f32; 32], sink: &mut S) {
+    // SAFETY: the caller vouches for the instructions; twice sixteen readable values.
+    unsafe {
+        let values = values.as_ptr();
+        sink.take(table_of_32(_mm512_loadu_ps(values), _mm512_loadu_ps(values.add(16))));
+    }
+}
+
+/// 32 weights of F16.
+///
+/// # Safety
+/// As [`table_of_16`].
+#[inline(always)]
+pub(super) unsafe fn f16_values<S: Sink>(bytes: &[u8; 64], sink: &mut S) {
+    // SAFETY: the caller vouches for the instructions.
+    unsafe {
+        let low = _mm512_cvtph_ps(load_32(bytes_at(bytes, 0)));
+        sink.take(table_of_32(low, _mm512_cvtph_ps(load_32(bytes_at(bytes, 32)))));
+    }
+}
+
+/// 32 weights of BF16, as they are.
+///
+/// # Safety
+/// As [`table_of_16`].
+#[inline(always)]
+pub(super) unsafe fn bf16<S: Sink>(bytes: &[u8; 64], sink: &mut S) {
+    // SAFETY: the caller vouches for the instructions; 64 readable bytes.
+    unsafe { sink.take(_mm512_loadu_si512(bytes.as_ptr().cast())) }
 }

@@ -32,7 +32,7 @@ pub(super) unsafe fn odd_scales<W: Wide>(d: f32, packed: [u8; 8]) -> [f32; 16] {
     unsafe {
         let [low, high] = nibbles_16(pair(u64::from_le_bytes(packed), 0));
         let n = _mm_unpacklo_epi8(low, high);
-        W::Floats::put(&mut scales, _mm_add_epi8(_mm_add_epi8(n, n), _mm_set1_epi8(1)), d);
+        W::put(&mut scales, _mm_add_epi8(_mm_add_epi8(n, n), _mm_set1_epi8(1)), d);
     }
     scales
 }
@@ -50,7 +50,7 @@ unsafe fn four(e0: u32, e1: u32, e2: u32, e3: u32) -> __m128i {
 /// # Safety
 /// The processor must have the instructions of `W`.
 #[inline(always)]
-pub(super) unsafe fn iq2_xs<W: Wide>(block: &[u8; 74], out: &mut [W::Weight; 256]) {
+pub(super) unsafe fn iq2_xs<W: Wide>(block: &[u8; 74], out: &mut [f32; 256]) {
     let (out, _) = out.as_chunks_mut::<16>();
     // SAFETY: the caller vouches for the instructions.
     unsafe {
@@ -66,7 +66,7 @@ pub(super) unsafe fn iq2_xs<W: Wide>(block: &[u8; 74], out: &mut [W::Weight; 256
 /// # Safety
 /// The processor must have the instructions of `W`.
 #[inline(always)]
-pub(super) unsafe fn iq2_s<W: Wide>(block: &[u8; 82], out: &mut [W::Weight; 256]) {
+pub(super) unsafe fn iq2_s<W: Wide>(block: &[u8; 82], out: &mut [f32; 256]) {
     let (out, _) = out.as_chunks_mut::<32>();
     // SAFETY: the caller vouches for the instructions.
     unsafe {
@@ -85,7 +85,7 @@ pub(super) unsafe fn iq2_s<W: Wide>(block: &[u8; 82], out: &mut [W::Weight; 256]
 /// # Safety
 /// The processor must have the instructions of `W`.
 #[inline(always)]
-pub(super) unsafe fn iq2_xxs<W: Wide>(block: &[u8; 66], out: &mut [W::Weight; 256]) {
+pub(super) unsafe fn iq2_xxs<W: Wide>(block: &[u8; 66], out: &mut [f32; 256]) {
     let (out, _) = out.as_chunks_mut::<32>();
     // SAFETY: the caller vouches for the instructions.
     unsafe {
@@ -105,7 +105,7 @@ pub(super) unsafe fn iq2_xxs<W: Wide>(block: &[u8; 66], out: &mut [W::Weight; 25
 /// # Safety
 /// The processor must have the instructions of `W`.
 #[inline(always)]
-pub(super) unsafe fn iq3_xxs<W: Wide>(block: &[u8; 98], out: &mut [W::Weight; 256]) {
+pub(super) unsafe fn iq3_xxs<W: Wide>(block: &[u8; 98], out: &mut [f32; 256]) {
     let (out, _) = out.as_chunks_mut::<32>();
     // SAFETY: the caller vouches for the instructions.
     unsafe {
@@ -127,7 +127,7 @@ pub(super) unsafe fn iq3_xxs<W: Wide>(block: &[u8; 98], out: &mut [W::Weight; 25
 /// # Safety
 /// The processor must have the instructions of `W`.
 #[inline(always)]
-pub(super) unsafe fn iq3_s<W: Wide>(block: &[u8; 110], out: &mut [W::Weight; 256]) {
+pub(super) unsafe fn iq3_s<W: Wide>(block: &[u8; 110], out: &mut [f32; 256]) {
     let (out, _) = out.as_chunks_mut::<32>();
     // SAFETY: the caller vouches for the instructions.
     unsafe {
@@ -166,7 +166,7 @@ unsafe fn shifted(indices: [usize; 2], negative: [usize; 2]) -> __m128i {
 /// # Safety
 /// The processor must have the instructions of `W`.
 #[inline(always)]
-pub(super) unsafe fn iq1_s<W: Wide>(block: &[u8; 50], out: &mut [W::Weight; 256]) {
+pub(super) unsafe fn iq1_s<W: Wide>(block: &[u8; 50], out: &mut [f32; 256]) {
     let (out, _) = out.as_chunks_mut::<32>();
     // SAFETY: the caller vouches for the instructions.
     unsafe {
@@ -186,7 +186,7 @@ pub(super) unsafe fn iq1_s<W: Wide>(block: &[u8; 50], out: &mut [W::Weight; 256]
 /// # Safety
 /// The processor must have the instructions of `W`.
 #[inline(always)]
-pub(super) unsafe fn iq1_m<W: Wide>(block: &[u8; 56], out: &mut [W::Weight; 256]) {
+pub(super) unsafe fn iq1_m<W: Wide>(block: &[u8; 56], out: &mut [f32; 256]) {
     let (out, _) = out.as_chunks_mut::<64>();
     // Twelve bits of small scales in each of four numbers; their top nibbles, together, are `d`.
     let top = |i: usize| u16_at(block, 48 + 2 * i) >> 12 << (4 * i);
@@ -210,7 +210,7 @@ pub(super) unsafe fn iq1_m<W: Wide>(block: &[u8; 56], out: &mut [W::Weight; 256]
 /// # Safety
 /// The processor must have the instructions of `W`.
 #[inline(always)]
-pub(super) unsafe fn iq4_xs<W: Wide>(block: &[u8; 136], out: &mut [W::Weight; 256]) {
+pub(super) unsafe fn iq4_xs<W: Wide>(block: &[u8; 136], out: &mut [f32; 256]) {
     let (out, _) = out.as_chunks_mut::<32>();
     let high_bits = u16_at(block, 2);
     // SAFETY: the caller vouches for the instructions.

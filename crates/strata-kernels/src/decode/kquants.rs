@@ -43,7 +43,7 @@ unsafe fn times_8(bytes: [u32; 2], d: f32) -> [f32; 8] {
 /// # Safety
 /// The processor must have the instructions of `W`.
 #[inline(always)]
-pub(super) unsafe fn q4_k<W: Wide>(block: &[u8; 144], out: &mut [W::Weight; 256]) {
+pub(super) unsafe fn q4_k<W: Wide>(block: &[u8; 144], out: &mut [f32; 256]) {
     let (out, _) = out.as_chunks_mut::<32>();
     // SAFETY: the caller vouches for the instructions.
     unsafe {
@@ -59,7 +59,7 @@ pub(super) unsafe fn q4_k<W: Wide>(block: &[u8; 144], out: &mut [W::Weight; 256]
 /// # Safety
 /// The processor must have the instructions of `W`.
 #[inline(always)]
-pub(super) unsafe fn q5_k<W: Wide>(block: &[u8; 176], out: &mut [W::Weight; 256]) {
+pub(super) unsafe fn q5_k<W: Wide>(block: &[u8; 176], out: &mut [f32; 256]) {
     let (out, _) = out.as_chunks_mut::<32>();
     // SAFETY: the caller vouches for the instructions.
     unsafe {
@@ -81,12 +81,12 @@ pub(super) unsafe fn q5_k<W: Wide>(block: &[u8; 176], out: &mut [W::Weight; 256]
 /// # Safety
 /// The processor must have the instructions of `W`.
 #[inline(always)]
-pub(super) unsafe fn q6_k<W: Wide>(block: &[u8; 210], out: &mut [W::Weight; 256]) {
+pub(super) unsafe fn q6_k<W: Wide>(block: &[u8; 210], out: &mut [f32; 256]) {
     let (out, _) = out.as_chunks_mut::<32>();
     let mut scales = [0.0; 16];
     // SAFETY: the caller vouches for the instructions.
     unsafe {
-        W::Floats::put(&mut scales, load_16(bytes_at(block, 192)), f16(u16_at(block, 208)));
+        W::put(&mut scales, load_16(bytes_at(block, 192)), f16(u16_at(block, 208)));
         let (top, offset) = (_mm256_set1_epi8(0x30), _mm256_set1_epi8(32));
         for half in 0..2 {
             let [p0, p2] = nibbles_32(load_32(bytes_at(block, 64 * half)));

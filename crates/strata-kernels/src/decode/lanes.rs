@@ -1,34 +1,23 @@
-//! What the decoders are built from: sixteen codes in bytes, and their way to sixteen weights.
+//! What the decoders are built from: sixteen codes in bytes, and their way to sixteen float32 values.
 //!
-//! Owns: the one operation that differs between instruction sets and kinds of weights, and the splitting of nibbles.
+//! Owns: the one operation that differs between AVX2 and AVX-512, and the splitting of nibbles.
 //! Everything on bytes is done in 128 and 256 bits, which both have.
 
 use std::arch::x86_64::*;
 
-/// A way to turn bytes into weights: an instruction set, and what a weight is stored as.
+/// An instruction set that turns bytes into float32 values.
 pub(super) trait Wide {
-    /// A stored weight: float32, or the bits of a bfloat16.
-    type Weight;
-    /// The same instructions for float32, for scales.
-    type Floats: Wide<Weight = f32>;
-
     /// `out = scale * codes`, the codes being signed bytes.
     ///
     /// # Safety
     /// The processor must have the instructions of the implementation.
-    unsafe fn put(out: &mut [Self::Weight; 16], codes: __m128i, scale: f32);
+    unsafe fn put(out: &mut [f32; 16], codes: __m128i, scale: f32);
 
-    /// `out = scale * codes - min`, with two roundings in float32.
+    /// `out = scale * codes - min`, with two roundings.
     ///
     /// # Safety
     /// As [`put`](Self::put).
-    unsafe fn put_less(out: &mut [Self::Weight; 16], codes: __m128i, scale: f32, min: f32);
-
-    /// Eight values of type F16.
-    ///
-    /// # Safety
-    /// As [`put`](Self::put).
-    unsafe fn put_f16(out: &mut [Self::Weight; 8], bits: __m128i);
+    unsafe fn put_less(out: &mut [f32; 16], codes: __m128i, scale: f32, min: f32);
 }
 
 /// AVX2 and F16C: two registers of eight.
@@ -37,13 +26,7 @@ pub(super) struct Avx2;
 /// AVX-512F: one register.
 pub(super) struct Avx512;
 
-/// AVX-512 BF16: made in float32, then rounded to the nearest bfloat16, to even among equally near ones.
-pub(super) struct Bfloat16;
-
 impl Wide for Avx2 {
-    type Weight = f32;
-    type Floats = Self;
-
     #[inline(always)]
     unsafe fn put(out: &mut [f32; 16], codes: __m128i, scale: f32) {
         // SAFETY: the caller vouches for the instructions; the stores fill the sixteen places.
@@ -67,84 +50,25 @@ impl Wide for Avx2 {
             _mm256_storeu_ps(out.as_mut_ptr().add(8), _mm256_sub_ps(_mm256_mul_ps(scale, high), min));
         }
     }
-
-    #[inline(always)]
-    unsafe fn put_f16(out: &mut [f32; 8], bits: __m128i) {
-        // SAFETY: as above.
-        unsafe { _mm256_storeu_ps(out.as_mut_ptr(), _mm256_cvtph_ps(bits)) }
-    }
-}
-
-/// `scale * codes`.
-///
-/// # Safety
-/// The processor must have AVX-512F.
-#[inline(always)]
-unsafe fn scaled(codes: __m128i, scale: f32) -> __m512 {
-    // SAFETY: the caller vouches for the instructions.
-    unsafe { _mm512_mul_ps(_mm512_set1_ps(scale), _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(codes))) }
 }
 
 impl Wide for Avx512 {
-    type Weight = f32;
-    type Floats = Self;
-
     #[inline(always)]
     unsafe fn put(out: &mut [f32; 16], codes: __m128i, scale: f32) {
         // SAFETY: the caller vouches for the instructions; the store fills the sixteen places.
-        unsafe { _mm512_storeu_ps(out.as_mut_ptr(), scaled(codes, scale)) }
+        unsafe {
+            let codes = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(codes));
+            _mm512_storeu_ps(out.as_mut_ptr(), _mm512_mul_ps(_mm512_set1_ps(scale), codes));
+        }
     }
 
     #[inline(always)]
     unsafe fn put_less(out: &mut [f32; 16], codes: __m128i, scale: f32, min: f32) {
         // SAFETY: as above.
-        unsafe { _mm512_storeu_ps(out.as_mut_ptr(), _mm512_sub_ps(scaled(codes, scale), _mm512_set1_ps(min))) }
-    }
-
-    #[inline(always)]
-    unsafe fn put_f16(out: &mut [f32; 8], bits: __m128i) {
-        // SAFETY: as above.
-        unsafe { _mm256_storeu_ps(out.as_mut_ptr(), _mm256_cvtph_ps(bits)) }
-    }
-}
-
-/// Sixteen float32 values, rounded.
-///
-/// # Safety
-/// The processor must have AVX-512F and AVX512_BF16.
-#[inline(always)]
-pub(super) unsafe fn put_rounded(out: &mut [u16; 16], values: __m512) {
-    // SAFETY: the caller vouches for the instructions; `__m256bh` is 256 plain bits, and the store fills the sixteen places.
-    unsafe {
-        _mm256_storeu_si256(
-            out.as_mut_ptr().cast(),
-            std::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(values)),
-        );
-    }
-}
-
-impl Wide for Bfloat16 {
-    type Weight = u16;
-    type Floats = Avx512;
-
-    #[inline(always)]
-    unsafe fn put(out: &mut [u16; 16], codes: __m128i, scale: f32) {
-        // SAFETY: the caller vouches for the instructions.
-        unsafe { put_rounded(out, scaled(codes, scale)) }
-    }
-
-    #[inline(always)]
-    unsafe fn put_less(out: &mut [u16; 16], codes: __m128i, scale: f32, min: f32) {
-        // SAFETY: as above.
-        unsafe { put_rounded(out, _mm512_sub_ps(scaled(codes, scale), _mm512_set1_ps(min))) }
-    }
-
-    #[inline(always)]
-    unsafe fn put_f16(out: &mut [u16; 8], bits: __m128i) {
-        // SAFETY: as above; the store fills the eight places.
         unsafe {
-            let rounded = _mm256_cvtneps_pbh(_mm256_cvtph_ps(bits));
-            _mm_storeu_si128(out.as_mut_ptr().cast(), std::mem::transmute::<__m128bh, __m128i>(rounded));
+            let codes = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(codes));
+            let scaled = _mm512_mul_ps(_mm512_set1_ps(scale), codes);
+            _mm512_storeu_ps(out.as_mut_ptr(), _mm512_sub_ps(scaled, _mm512_set1_ps(min)));
         }
     }
 }
@@ -154,7 +78,7 @@ impl Wide for Bfloat16 {
 /// # Safety
 /// The processor must have the instructions of `W`.
 #[inline(always)]
-pub(super) unsafe fn put_32<W: Wide>(out: &mut [W::Weight; 32], codes: __m256i, scales: [f32; 2]) {
+pub(super) unsafe fn put_32<W: Wide>(out: &mut [f32; 32], codes: __m256i, scales: [f32; 2]) {
     let [low, high] = halves(out);
     // SAFETY: the caller vouches for the instructions.
     unsafe {
@@ -168,7 +92,7 @@ pub(super) unsafe fn put_32<W: Wide>(out: &mut [W::Weight; 32], codes: __m256i, 
 /// # Safety
 /// The processor must have the instructions of `W`.
 #[inline(always)]
-pub(super) unsafe fn put_32_less<W: Wide>(out: &mut [W::Weight; 32], codes: __m256i, scale: f32, min: f32) {
+pub(super) unsafe fn put_32_less<W: Wide>(out: &mut [f32; 32], codes: __m256i, scale: f32, min: f32) {
     let [low, high] = halves(out);
     // SAFETY: the caller vouches for the instructions.
     unsafe {
@@ -179,7 +103,7 @@ pub(super) unsafe fn put_32_less<W: Wide>(out: &mut [W::Weight; 32], codes: __m2
 
 /// The halves of 32 places.
 #[inline(always)]
-pub(super) fn halves<T>(out: &mut [T; 32]) -> [&mut [T; 16]; 2] {
+pub(super) fn halves(out: &mut [f32; 32]) -> [&mut [f32; 16]; 2] {
     let (low, high) = out.split_first_chunk_mut().expect("16 of 32");
     [low, high.first_chunk_mut().expect("the other 16 of 32")]
 }
@@ -190,8 +114,14 @@ pub(super) fn halves<T>(out: &mut [T; 32]) -> [&mut [T; 16]; 2] {
 /// The processor must have F16C.
 #[inline(always)]
 pub(super) unsafe fn f16(bits: u16) -> f32 {
-    // SAFETY: the caller vouches for the instructions.
-    unsafe { _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(i32::from(bits)))) }
+    let register: __m128i;
+    // SAFETY: it moves between registers; the caller vouches for the instructions.
+    unsafe {
+        // Written out because the compiler would insert the bits into a register that the previous block still needs:
+        // then no block begins before the one before it has ended.
+        std::arch::asm!("vmovd {}, {:e}", out(xmm_reg) register, in(reg) u32::from(bits), options(pure, nomem, nostack, preserves_flags));
+        _mm_cvtss_f32(_mm_cvtph_ps(register))
+    }
 }
 
 /// Sixteen bytes in a register.

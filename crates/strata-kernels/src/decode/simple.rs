@@ -9,18 +9,20 @@ use strata_quant::grids::IQ4_VALUES;
 
 use super::lanes::{Wide, f16, halves, load_16, load_32, nibbles_16, put_32};
 
+/// Eight weights of F16.
+///
 /// # Safety
-/// The processor must have the instructions of `W`.
+/// The processor must have AVX2 and F16C.
 #[inline(always)]
-pub(super) unsafe fn float16<W: Wide>(bytes: &[u8; 16], out: &mut [W::Weight; 8]) {
-    // SAFETY: the caller vouches for the instructions.
-    unsafe { W::put_f16(out, load_16(bytes)) }
+pub(super) unsafe fn float16(bytes: &[u8; 16], out: &mut [f32; 8]) {
+    // SAFETY: the caller vouches for the instructions; the store fills the eight places.
+    unsafe { _mm256_storeu_ps(out.as_mut_ptr(), _mm256_cvtph_ps(load_16(bytes))) }
 }
 
 /// # Safety
 /// The processor must have the instructions of `W`.
 #[inline(always)]
-pub(super) unsafe fn q8_0<W: Wide>(block: &[u8; 34], out: &mut [W::Weight; 32]) {
+pub(super) unsafe fn q8_0<W: Wide>(block: &[u8; 34], out: &mut [f32; 32]) {
     // SAFETY: the caller vouches for the instructions.
     unsafe {
         let d = f16(u16_at(block, 0));
@@ -31,7 +33,7 @@ pub(super) unsafe fn q8_0<W: Wide>(block: &[u8; 34], out: &mut [W::Weight; 32]) 
 /// # Safety
 /// The processor must have the instructions of `W`.
 #[inline(always)]
-pub(super) unsafe fn q4_0<W: Wide>(block: &[u8; 18], out: &mut [W::Weight; 32]) {
+pub(super) unsafe fn q4_0<W: Wide>(block: &[u8; 18], out: &mut [f32; 32]) {
     let [low, high] = halves(out);
     // SAFETY: the caller vouches for the instructions.
     unsafe {
@@ -46,7 +48,7 @@ pub(super) unsafe fn q4_0<W: Wide>(block: &[u8; 18], out: &mut [W::Weight; 32]) 
 /// # Safety
 /// The processor must have the instructions of `W`.
 #[inline(always)]
-pub(super) unsafe fn iq4_nl<W: Wide>(block: &[u8; 18], out: &mut [W::Weight; 32]) {
+pub(super) unsafe fn iq4_nl<W: Wide>(block: &[u8; 18], out: &mut [f32; 32]) {
     // SAFETY: the caller vouches for the instructions.
     unsafe { table_of_16::<W>(f16(u16_at(block, 0)), bytes_at(block, 2), out) }
 }
@@ -67,7 +69,7 @@ const IQ4_BYTES: [u8; 16] = {
 /// # Safety
 /// The processor must have the instructions of `W`.
 #[inline(always)]
-pub(super) unsafe fn table_of_16<W: Wide>(scale: f32, packed: &[u8; 16], out: &mut [W::Weight; 32]) {
+pub(super) unsafe fn table_of_16<W: Wide>(scale: f32, packed: &[u8; 16], out: &mut [f32; 32]) {
     let [low, high] = halves(out);
     // SAFETY: the caller vouches for the instructions.
     unsafe {
@@ -81,7 +83,7 @@ pub(super) unsafe fn table_of_16<W: Wide>(scale: f32, packed: &[u8; 16], out: &m
 /// # Safety
 /// The processor must have the instructions of `W`.
 #[inline(always)]
-pub(super) unsafe fn q2_0<W: Wide>(block: &[u8; 18], out: &mut [W::Weight; 64]) {
+pub(super) unsafe fn q2_0<W: Wide>(block: &[u8; 18], out: &mut [f32; 64]) {
     let (out, _) = out.as_chunks_mut::<16>();
     // SAFETY: the caller vouches for the instructions.
     unsafe {

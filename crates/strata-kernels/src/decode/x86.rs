@@ -1,13 +1,10 @@
-//! The decoder of each type, compiled for each instruction set of x86-64.
-
-use std::arch::x86_64::_mm512_loadu_ps;
+//! The float32 decoder of each type, compiled for each instruction set of x86-64.
 
 use strata_gguf::TensorType;
 use strata_quant::decode_row;
 
-use super::lanes::{Avx2, Avx512, Bfloat16, Wide, put_rounded};
-use super::{bfloat16, iquants, kquants, simple};
-use crate::bfloat16::round;
+use super::lanes::{Avx2, Avx512, Wide};
+use super::{iquants, kquants, simple};
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,f16c")]
 pub(super) fn avx512(ty: TensorType, blocks: &[u8], out: &mut [f32]) {
@@ -25,73 +22,12 @@ pub(super) fn avx2(ty: TensorType, blocks: &[u8], out: &mut [f32]) {
     }
 }
 
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,f16c,bmi2")]
-pub(super) fn to_bfloat16(ty: TensorType, blocks: &[u8], out: &mut [u16]) {
-    // SAFETY, of each block below: the instructions are enabled here.
-    macro_rules! each_block {
-        ($block:path) => {{
-            let (blocks, out) = in_blocks(ty, blocks, out);
-            for (bytes, weights) in blocks.iter().zip(out) {
-                // SAFETY: as above.
-                unsafe { $block(bytes, weights) }
-            }
-        }};
-    }
-    match ty {
-        TensorType::BF16 => {
-            for (bits, out) in blocks.as_chunks().0.iter().zip(out) {
-                *out = u16::from_le_bytes(*bits);
-            }
-        }
-        TensorType::IQ2_XS => each_block!(bfloat16::iq2_xs),
-        TensorType::IQ2_S => each_block!(bfloat16::iq2_s),
-        TensorType::IQ2_XXS => each_block!(bfloat16::iq2_xxs),
-        TensorType::IQ1_S => each_block!(bfloat16::iq1_s),
-        TensorType::IQ1_M => each_block!(bfloat16::iq1_m),
-        TensorType::IQ4_XS => each_block!(bfloat16::iq4_xs),
-        TensorType::IQ4_NL => each_block!(bfloat16::iq4_nl),
-        TensorType::Q4_0 => each_block!(bfloat16::q4_0),
-        TensorType::Q4_K => each_block!(bfloat16::q4_k),
-        TensorType::Q5_K => each_block!(bfloat16::q5_k),
-        TensorType::Q2_0 => each_block!(bfloat16::q2_0),
-        // SAFETY: as above.
-        _ => unsafe {
-            if !decode::<Bfloat16>(ty, blocks, out) {
-                by_definition(ty, blocks, out);
-            }
-        },
-    }
-}
-
-/// Decodes the types that have no decoder here a few weights at a time, and rounds.
-///
-/// # Safety
-/// The processor must have AVX-512 with BF16.
-#[inline(always)]
-unsafe fn by_definition(ty: TensorType, blocks: &[u8], out: &mut [u16]) {
-    let mut floats = [0.0; 256];
-    // Whole blocks of every type: their sizes divide 256.
-    let bytes = 256 / ty.block_weights() * ty.block_bytes();
-    for (blocks, out) in blocks.chunks(bytes).zip(out.chunks_mut(256)) {
-        decode_row(ty, blocks, &mut floats[..out.len()]);
-        let (sixteens, rest) = out.as_chunks_mut();
-        for (i, out) in sixteens.iter_mut().enumerate() {
-            let floats: &[f32; 16] = floats[16 * i..].first_chunk().expect("as many floats as weights");
-            // SAFETY: the caller vouches for the instructions; sixteen readable values.
-            unsafe { put_rounded(out, _mm512_loadu_ps(floats.as_ptr())) }
-        }
-        for (i, out) in rest.iter_mut().enumerate() {
-            *out = round(floats[16 * sixteens.len() + i]);
-        }
-    }
-}
-
 /// Runs the decoder of `ty` over every block; `false`: there is none.
 ///
 /// # Safety
 /// The processor must have the instructions of `W`.
 #[inline(always)]
-unsafe fn decode<W: Wide>(ty: TensorType, blocks: &[u8], out: &mut [W::Weight]) -> bool {
+unsafe fn decode<W: Wide>(ty: TensorType, blocks: &[u8], out: &mut [f32]) -> bool {
     // A loop in place, not a closure: a closure would be compiled without the instructions.
     macro_rules! each_block {
         ($block:path) => {{
@@ -123,7 +59,7 @@ unsafe fn decode<W: Wide>(ty: TensorType, blocks: &[u8], out: &mut [W::Weight]) 
             let (eights, out) = (blocks.as_chunks().0, out.as_chunks_mut().0);
             for (bytes, weights) in eights.iter().zip(out) {
                 // SAFETY: the caller vouches for the instructions.
-                unsafe { simple::float16::<W>(bytes, weights) }
+                unsafe { simple::float16(bytes, weights) }
             }
         }
         _ => return false,
@@ -133,11 +69,11 @@ unsafe fn decode<W: Wide>(ty: TensorType, blocks: &[u8], out: &mut [W::Weight]) 
 
 /// Both slices, of fitting lengths, in blocks; `BYTES` and `WEIGHTS` must be those of `ty`.
 #[inline(always)]
-fn in_blocks<'a, T, const BYTES: usize, const WEIGHTS: usize>(
+fn in_blocks<'a, const BYTES: usize, const WEIGHTS: usize>(
     ty: TensorType,
     blocks: &'a [u8],
-    out: &'a mut [T],
-) -> (&'a [[u8; BYTES]], &'a mut [[T; WEIGHTS]]) {
+    out: &'a mut [f32],
+) -> (&'a [[u8; BYTES]], &'a mut [[f32; WEIGHTS]]) {
     assert_eq!((BYTES, WEIGHTS), (ty.block_bytes(), ty.block_weights()), "block of the decoder of {ty}");
     (blocks.as_chunks().0, out.as_chunks_mut().0)
 }

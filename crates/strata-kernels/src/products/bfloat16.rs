@@ -5,12 +5,17 @@
 
 use std::arch::x86_64::*;
 
+use strata_gguf::TensorType;
+
 use super::{LINE, Line, Out, WeightRows};
+use crate::decode::dots;
 
 /// Input rows of a register tile.
 const TILE_ROWS: usize = 6;
 /// Weight rows of a register tile.
 const TILE_WEIGHTS: usize = 4;
+/// The most input rows that [`multiply_blocks`] takes.
+pub(crate) const MOST_DECODED_ROWS: usize = 4;
 
 /// Rounds rows of `cols` values into rows of whole lines, padded with zeros.
 ///
@@ -126,6 +131,77 @@ unsafe fn tile<const R: usize, const C: usize>(
                 }
             }
         }
+        put(sums, t, n, out);
+    }
+}
+
+/// Multiplies weight rows, given as their blocks, with at most [`MOST_DECODED_ROWS`] input rows: what is decoded goes from
+/// registers into the sums.
+///
+/// # Safety
+/// The places of all outputs (input rows x weight rows) must be writable and nobody else's; the processor must have AVX-512
+/// with BF16.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,f16c,bmi2")]
+pub(crate) unsafe fn multiply_blocks(
+    ty: TensorType,
+    blocks: &[u8],
+    count: usize,
+    x: &[Line],
+    lines: usize,
+    out: Out<'_>,
+) {
+    // SAFETY: the caller's promises.
+    unsafe {
+        match x.len() / lines {
+            1 => multiply_decoded::<1>(ty, blocks, count, x, lines, out),
+            2 => multiply_decoded::<2>(ty, blocks, count, x, lines, out),
+            3 => multiply_decoded::<3>(ty, blocks, count, x, lines, out),
+            4 => multiply_decoded::<4>(ty, blocks, count, x, lines, out),
+            rows => assert_eq!(rows, 0, "too many input rows to decode for"),
+        }
+    }
+}
+
+/// # Safety
+/// As [`multiply_blocks`].
+#[inline(always)]
+unsafe fn multiply_decoded<const C: usize>(
+    ty: TensorType,
+    blocks: &[u8],
+    count: usize,
+    x: &[Line],
+    lines: usize,
+    out: Out<'_>,
+) {
+    let row_bytes = blocks.len() / count;
+    assert_eq!(ty.row_bytes((lines * LINE) as u64), Some(row_bytes as u64), "weight rows as long as input rows");
+    // SAFETY: as above.
+    unsafe {
+        let row = |n: usize| &blocks[n * row_bytes..][..row_bytes];
+        let mut n = 0;
+        while n + TILE_WEIGHTS <= count {
+            let mut sums = [[_mm512_setzero_ps(); C]; TILE_WEIGHTS];
+            for r in 0..TILE_WEIGHTS {
+                sums[r] = dots(ty, row(n + r), x.as_ptr(), lines);
+            }
+            put(sums, 0, n, out);
+            n += TILE_WEIGHTS;
+        }
+        while n < count {
+            put::<1, C>([dots(ty, row(n), x.as_ptr(), lines)], 0, n, out);
+            n += 1;
+        }
+    }
+}
+
+/// Folds sums and puts them out, of weight rows from `n` on and input rows from `t` on.
+///
+/// # Safety
+/// As [`multiply`].
+#[inline(always)]
+unsafe fn put<const R: usize, const C: usize>(sums: [[__m512; C]; R], t: usize, n: usize, out: Out<'_>) {
+    // SAFETY: as above.
+    unsafe {
         let scale = _mm_set1_ps(out.scale());
         for c in 0..C {
             let mut r = 0;
