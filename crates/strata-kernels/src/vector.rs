@@ -12,6 +12,8 @@ pub(crate) trait Lanes: Copy {
     /// # Safety
     /// `at` must be readable for sixteen values; the processor must have the instructions of the implementation.
     unsafe fn load(at: *const f32) -> Self;
+    /// All lanes `value`. # Safety: as `zero`.
+    unsafe fn splat(value: f32) -> Self;
     /// All lanes zero. # Safety: the processor must have the instructions of the implementation.
     unsafe fn zero() -> Self;
     /// `self + a * b`, lane by lane. # Safety: as `zero`.
@@ -53,6 +55,10 @@ impl Lanes for PortableLanes {
         Self(unsafe { at.cast::<[f32; LANES]>().read_unaligned() })
     }
     #[inline(always)]
+    unsafe fn splat(value: f32) -> Self {
+        Self([value; LANES])
+    }
+    #[inline(always)]
     unsafe fn zero() -> Self {
         Self([0.0; LANES])
     }
@@ -87,6 +93,11 @@ pub(crate) mod x86 {
             unsafe { Self(_mm256_loadu_ps(at), _mm256_loadu_ps(at.add(8))) }
         }
         #[inline(always)]
+        unsafe fn splat(value: f32) -> Self {
+            // SAFETY: see above.
+            unsafe { Self(_mm256_set1_ps(value), _mm256_set1_ps(value)) }
+        }
+        #[inline(always)]
         unsafe fn zero() -> Self {
             // SAFETY: see above.
             unsafe { Self(_mm256_setzero_ps(), _mm256_setzero_ps()) }
@@ -117,6 +128,11 @@ pub(crate) mod x86 {
         unsafe fn load(at: *const f32) -> Self {
             // SAFETY: see above.
             unsafe { Self(_mm512_loadu_ps(at)) }
+        }
+        #[inline(always)]
+        unsafe fn splat(value: f32) -> Self {
+            // SAFETY: see above.
+            unsafe { Self(_mm512_set1_ps(value)) }
         }
         #[inline(always)]
         unsafe fn zero() -> Self {
