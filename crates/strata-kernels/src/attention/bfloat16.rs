@@ -9,12 +9,13 @@ use std::array::from_fn;
 use std::cell::RefCell;
 use std::mem::transmute;
 use std::ops::Range;
+use std::ptr::null;
 
 use super::cache::{GRAIN_TOKENS, Line, grain_lines, padded};
 use super::{KvCache, Queries, Ranges, Selections};
 use crate::math::exp;
 use crate::pool::DisjointMut;
-use crate::vector::{LANES, fold};
+use crate::vector::{LANES, fold, prefetch};
 use crate::{Arithmetic, Cpu};
 
 /// Grains of a tile.
@@ -195,16 +196,13 @@ fn attend_rows(
     while is_left {
         is_left = false;
         for row in 0..rows.len() {
-            let Some(tile) = tiles[row].as_mut().and_then(Tiles::next) else {
-                tiles[row] = None;
-                continue;
-            };
+            let Some(tile) = tiles[row].as_mut().and_then(Tiles::next) else { continue };
             is_left = true;
             // SAFETY: `locate` checks the grains; `prepare` made room for the rest, all of which this function owns.
             unsafe {
-                let (keys, values) = head.locate(&tile);
+                let located = head.locate(&tile);
                 let query = rounded.add(row * count * width).cast_const();
-                score_tile(query, count, width, &keys, tile.len, scores.as_mut_ptr());
+                score_tile(query, count, width, &located, tile.len, scores.as_mut_ptr());
                 let scale = 1.0 / (head.dim as f32).sqrt();
                 for h in 0..count {
                     let scores = &mut scores[h * (TILE_TOKENS / LANES)..][..TILE_TOKENS / LANES];
@@ -213,7 +211,7 @@ fn attend_rows(
                     factors[h] = softmax[row * count + h].add_tile(scores, scale, tile.mask, weights);
                 }
                 let sums = sums.as_mut_ptr().cast::<f32>().add(row * count * width);
-                add_values(weights.as_ptr().cast(), factors, width, &values, &tile, sums);
+                add_values(weights.as_ptr().cast(), factors, width, &located[1], &tile, sums);
             }
         }
     }
@@ -238,15 +236,20 @@ impl Scratch {
     }
 }
 
+/// Where the grains of a tile begin, by fours. Places that have no grain repeat the first.
+type Quads = [[*const Line; 4]; TILE_GRAINS / 4];
+
 impl Head<'_> {
-    /// Where the keys and values of a tile's grains begin. Places that the tile does not have repeat its first grain.
-    fn locate(&self, tile: &Tile) -> ([*const Line; TILE_GRAINS], [*const Line; TILE_GRAINS]) {
-        let mut out = ([self.keys.as_ptr(); TILE_GRAINS], [self.values.as_ptr(); TILE_GRAINS]);
-        for (i, &grain) in tile.grains.iter().enumerate() {
-            let at = self.first + if i < tile.len { grain } else { tile.grains[0] } * self.stride;
+    /// The keys and the values of a tile's grains.
+    fn locate(&self, tile: &Tile) -> [Quads; 2] {
+        let mut out = [[[null(); 4]; TILE_GRAINS / 4]; 2];
+        for i in 0..TILE_GRAINS {
+            let grain = tile.grains[if i < tile.len { i } else { 0 }];
+            let at = self.first + grain * self.stride;
             let end = at + grain_lines(self.dim);
             assert!(end <= self.keys.len() && end <= self.values.len(), "attend: grain {grain} is not in the cache");
-            (out.0[i], out.1[i]) = (self.keys[at..].as_ptr(), self.values[at..].as_ptr());
+            out[0][i / 4][i % 4] = self.keys[at..].as_ptr();
+            out[1][i / 4][i % 4] = self.values[at..].as_ptr();
         }
         out
     }
@@ -270,7 +273,8 @@ unsafe fn round_query(query: &[f32], out: *mut u16) {
     }
 }
 
-/// Products of `heads` queries with the keys of a tile, `[heads][TILE_TOKENS]`, written up to the last grain's quad.
+/// Products of `heads` queries with the keys of a tile, `[heads][TILE_TOKENS]`, written up to the last grain's quad. Asks
+/// for what comes after: the values of the same grains, and the keys of the next.
 ///
 /// # Safety
 /// `query` must be readable for `[heads][width]`, keys for their lines, and `out` writable for all scores.
@@ -280,18 +284,19 @@ unsafe fn score_tile(
     query: *const u16,
     heads: usize,
     width: usize,
-    keys: &[*const Line; TILE_GRAINS],
+    [keys, values]: &[Quads; 2],
     grains: usize,
     out: *mut Floats,
 ) {
     for quad in 0..grains.div_ceil(4) {
-        let keys = [keys[4 * quad], keys[4 * quad + 1], keys[4 * quad + 2], keys[4 * quad + 3]];
         let mut h = 0;
         while h < heads {
             // SAFETY: head `h` and those after it are within `heads`; the rest is the caller's promise.
             unsafe {
                 let (query, out) = (query.add(h * width), out.add(h * (TILE_TOKENS / LANES) + quad));
-                for_heads!(heads - h, score_quad, (query, width, keys, out));
+                let coming = [values[quad], keys[(quad + 1) % keys.len()]];
+                let coming = if h == 0 { &coming[..] } else { &[] };
+                for_heads!(heads - h, score_quad, (query, width, keys[quad], coming, out));
             }
             h += HEADS;
         }
@@ -304,7 +309,13 @@ unsafe fn score_tile(
 /// As for [`score_tile`], for `H` heads.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-unsafe fn score_quad<const H: usize>(query: *const u16, width: usize, keys: [*const Line; 4], out: *mut Floats) {
+unsafe fn score_quad<const H: usize>(
+    query: *const u16,
+    width: usize,
+    keys: [*const Line; 4],
+    coming: &[[*const Line; 4]],
+    out: *mut Floats,
+) {
     // SAFETY: by the caller's promise; a line of keys goes with eight values of each query.
     unsafe {
         let mut sums = [[_mm512_setzero_ps(); 4]; H];
@@ -312,6 +323,11 @@ unsafe fn score_quad<const H: usize>(query: *const u16, width: usize, keys: [*co
             let mut key = [_mm512_setzero_si512(); 4];
             for g in 0..4 {
                 key[g] = _mm512_load_si512(keys[g].add(line).cast());
+            }
+            for quad in coming {
+                for g in 0..4 {
+                    prefetch(quad[g].wrapping_add(line));
+                }
             }
             for h in 0..H {
                 let eight = _mm512_broadcast_i32x4(_mm_loadu_si128(query.add(h * width + line * 8).cast()));
@@ -400,15 +416,8 @@ impl Softmax {
 /// Values must be readable for their lines, `weights` and `sums` for the heads that `factors` has, `sums` writable.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-unsafe fn add_values(
-    weights: *const i32,
-    factors: &[f32],
-    width: usize,
-    values: &[*const Line; TILE_GRAINS],
-    tile: &Tile,
-    sums: *mut f32,
-) {
-    let values = &values[..tile.len];
+unsafe fn add_values(weights: *const i32, factors: &[f32], width: usize, values: &Quads, tile: &Tile, sums: *mut f32) {
+    let values = &values.as_flattened()[..tile.len];
     let is_whole = tile.mask == u64::MAX >> (64 - GRAIN_TOKENS * tile.len);
     for line in (0..width / LANES).step_by(4) {
         let mut h = 0;

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::Cpu;
 use crate::pool::DisjointMut;
-use crate::vector::{Lanes, dispatch, dots};
+use crate::vector::{LANES, Lanes, dispatch, dots, prefetch};
 
 /// What blocks are chosen by.
 pub struct Index<'a> {
@@ -49,6 +49,8 @@ pub struct Selected<'a> {
 const SCORED_ROWS: usize = 16;
 /// Keys that one task finds the scores of.
 const TASK_KEYS: usize = 64;
+/// Keys that are asked for before their turn: they mostly come from memory, and a single row is soon done with them.
+const AHEAD: usize = 16;
 
 impl Selections {
     /// Every row attends to all tokens that it sees.
@@ -186,6 +188,11 @@ fn block_scores_body<V: Lanes, const FUSED: bool>(
         // SAFETY of the products below: every query and key is `dim` long, and the numbers of heads and blocks are those
         // of the slices; `dispatch` vouches for the instructions.
         while b + TILE <= blocks {
+            if row == 0 {
+                for line in 0..TILE * dim / LANES {
+                    prefetch(key.wrapping_add((b + AHEAD) * dim + line * LANES));
+                }
+            }
             let mut sums = [0.0; TILE];
             let mut h = 0;
             while h + TILE <= heads {
