@@ -97,8 +97,10 @@ pub enum StateShape {
     Qsa {
         /// Tokens there is room for.
         context_tokens: usize,
-        /// Values of a token's keys (all heads), and of its values.
-        kv_width: usize,
+        /// Key/value heads.
+        kv_heads: usize,
+        /// Width of a head.
+        head_dim: usize,
         /// Width of the indexer's key and tokens of a block; `None` without an indexer.
         indexer: Option<(usize, usize)>,
     },
@@ -139,9 +141,9 @@ pub enum StatePart {
     GdnMatrix,
     /// The convolution's last inputs, oldest first, `[history_rows][channels]`.
     ConvHistory,
-    /// `[tokens][kv_width]`.
+    /// `[tokens][kv_heads][head_dim]`, as rounded for the cache.
     Keys,
-    /// `[tokens][kv_width]`.
+    /// `[tokens][kv_heads][head_dim]`, as rounded for the cache.
     Values,
     /// Indexer keys of the open block's tokens, `[tokens][dim]`.
     OpenBlockKeys,

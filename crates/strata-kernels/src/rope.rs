@@ -1,7 +1,9 @@
 //! Rotary position embedding, NeoX pairing on the first dimensions of a head (spec 6.3).
 
 /// The angles of one position: `(cos, sin)` of each pair.
+#[derive(Default)]
 pub struct Rope {
+    theta: f32,
     inverse_frequency: Vec<f32>,
 }
 
@@ -14,7 +16,14 @@ impl Rope {
                 1.0 / f64::from(theta).powf(f64::from(exponent)) as f32
             })
             .collect();
-        Self { inverse_frequency }
+        Self { theta, inverse_frequency }
+    }
+
+    /// Makes it [`new`](Self::new)`(rotated, theta)`, which it mostly is already.
+    pub fn set(&mut self, rotated: usize, theta: f32) {
+        if (self.pairs(), self.theta) != (rotated / 2, theta) {
+            *self = Self::new(rotated, theta);
+        }
     }
 
     /// Writes `(cos, sin)` of every pair at `position`. The angle is rounded to float32 first, as the reference does.

@@ -14,12 +14,21 @@ pub(crate) trait Lanes: Copy {
     /// # Safety
     /// `at` must be readable for sixteen values; the processor must have the instructions of the implementation.
     unsafe fn load(at: *const f32) -> Self;
+    /// All lanes `value`. # Safety: as `zero`.
+    unsafe fn splat(value: f32) -> Self;
     /// All lanes zero. # Safety: the processor must have the instructions of the implementation.
     unsafe fn zero() -> Self;
     /// `self + a * b`, lane by lane. # Safety: as `zero`.
     unsafe fn add_product(self, a: Self, b: Self) -> Self;
     /// The lanes as an array. # Safety: as `zero`.
     unsafe fn to_array(self) -> [f32; LANES];
+    /// [`fold`] of each of four. # Safety: as `zero`.
+    #[inline(always)]
+    unsafe fn fold_four(four: [Self; 4]) -> [f32; 4] {
+        let [a, b, c, d] = four;
+        // SAFETY: by the caller's promise.
+        unsafe { [fold(a.to_array()), fold(b.to_array()), fold(c.to_array()), fold(d.to_array())] }
+    }
 }
 
 /// `c + a * b` as the vector code of this target does it: fused wherever the hardware fuses.
@@ -55,6 +64,10 @@ impl Lanes for PortableLanes {
     unsafe fn load(at: *const f32) -> Self {
         // SAFETY: the caller promises sixteen readable values; no alignment is asked for.
         Self(unsafe { at.cast::<[f32; LANES]>().read_unaligned() })
+    }
+    #[inline(always)]
+    unsafe fn splat(value: f32) -> Self {
+        Self([value; LANES])
     }
     #[inline(always)]
     unsafe fn zero() -> Self {
@@ -93,6 +106,11 @@ pub(crate) mod x86 {
             unsafe { Self(_mm256_loadu_ps(at), _mm256_loadu_ps(at.add(8))) }
         }
         #[inline(always)]
+        unsafe fn splat(value: f32) -> Self {
+            // SAFETY: see above.
+            unsafe { Self(_mm256_set1_ps(value), _mm256_set1_ps(value)) }
+        }
+        #[inline(always)]
         unsafe fn zero() -> Self {
             // SAFETY: see above.
             unsafe { Self(_mm256_setzero_ps(), _mm256_setzero_ps()) }
@@ -127,6 +145,11 @@ pub(crate) mod x86 {
             unsafe { Self(_mm512_loadu_ps(at)) }
         }
         #[inline(always)]
+        unsafe fn splat(value: f32) -> Self {
+            // SAFETY: see above.
+            unsafe { Self(_mm512_set1_ps(value)) }
+        }
+        #[inline(always)]
         unsafe fn zero() -> Self {
             // SAFETY: see above.
             unsafe { Self(_mm512_setzero_ps()) }
@@ -143,7 +166,43 @@ pub(crate) mod x86 {
             unsafe { _mm512_storeu_ps(out.as_mut_ptr(), self.0) };
             out
         }
+        /// The halves of all four are added at once.
+        #[inline(always)]
+        unsafe fn fold_four([a, b, c, d]: [Self; 4]) -> [f32; 4] {
+            let mut out = [0.0; 4];
+            // SAFETY: see above; the array has four places.
+            unsafe {
+                // Eight sums each of a and b, then of c and d.
+                let [lower, upper] =
+                    [_mm512_shuffle_f32x4::<0b01_00_01_00>(a.0, b.0), _mm512_shuffle_f32x4::<0b11_10_11_10>(a.0, b.0)];
+                let ab = _mm512_add_ps(lower, upper);
+                let [lower, upper] =
+                    [_mm512_shuffle_f32x4::<0b01_00_01_00>(c.0, d.0), _mm512_shuffle_f32x4::<0b11_10_11_10>(c.0, d.0)];
+                let cd = _mm512_add_ps(lower, upper);
+                // Four sums of each, then two, then one, which the others of its four lanes repeat.
+                let [lower, upper] =
+                    [_mm512_shuffle_f32x4::<0b10_00_10_00>(ab, cd), _mm512_shuffle_f32x4::<0b11_01_11_01>(ab, cd)];
+                let fours = _mm512_add_ps(lower, upper);
+                let twos = _mm512_add_ps(fours, _mm512_permute_ps::<0b01_00_11_10>(fours));
+                let ones = _mm512_add_ps(twos, _mm512_permute_ps::<0b10_11_00_01>(twos));
+                let order = _mm512_setr_epi32(0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12);
+                _mm_storeu_ps(out.as_mut_ptr(), _mm512_castps512_ps128(_mm512_permutexvar_ps(order, ones)));
+            }
+            out
+        }
     }
+}
+
+/// Asks for the cache line at `at`, wherever that points to.
+#[inline(always)]
+pub(crate) fn prefetch<T>(at: *const T) {
+    // SAFETY: a prefetch reads nothing: it does not fault.
+    #[cfg(target_arch = "x86_64")]
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(at.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
 }
 
 /// Dot products of `R` rows of weights with `C` rows of inputs, all `len` long.
@@ -175,6 +234,15 @@ pub(crate) unsafe fn dots<V: Lanes, const FUSED: bool, const R: usize, const C: 
             at += LANES;
         }
         let mut out = [[0.0; C]; R];
+        if len == whole && C == 4 {
+            for r in 0..R {
+                let four = V::fold_four([acc[r][0], acc[r][1 % C], acc[r][2 % C], acc[r][3 % C]]);
+                for c in 0..C {
+                    out[r][c] = four[c % 4];
+                }
+            }
+            return out;
+        }
         for r in 0..R {
             for c in 0..C {
                 let mut sums = acc[r][c].to_array();

@@ -3,7 +3,9 @@
 
 mod common;
 
-use common::{LayerLog, Log, Recorded, data, logits, max_difference, model, model_on};
+use std::path::Path;
+
+use common::{LayerLog, Log, Recorded, data, fast_model_on, logits, max_difference, model, model_on};
 use strata_backend::{GdnForm, Isa, StatePart};
 use strata_model::qwen4exp::{MixerKind, Model, Options, Rows, Sequence};
 
@@ -215,6 +217,8 @@ fn compare_states(
     assert_eq!(sequence.tokens(), tokens);
 }
 
+type Load = fn(&Path, Isa, usize, Options) -> Model;
+
 #[test]
 fn logits_are_the_same_bytes_for_any_pieces_passes_strips_and_threads() {
     for name in MODELS {
@@ -222,25 +226,27 @@ fn logits_are_the_same_bytes_for_any_pieces_passes_strips_and_threads() {
         let recorded = Recorded::open(&data(&format!("oracle/{name}/reference.safetensors")));
         let ids = recorded.u32("prefill.input_ids");
         for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
-            let run = |threads, pass_tokens, strip_rows, pieces: &[usize]| {
-                let mut model =
-                    model_on(&path, isa, threads, Options { pass_tokens, strip_rows, ..Options::default() });
+            let run = |load: Load, threads, pass_tokens, strip_rows, pieces: &[usize]| {
+                let mut model = load(&path, isa, threads, Options { pass_tokens, strip_rows, ..Options::default() });
                 let mut sequence = model.new_sequence().unwrap();
                 let logits = logits(&mut model, &mut sequence, &ids, pieces);
                 logits.iter().map(|v| v.to_bits()).collect::<Vec<_>>()
             };
-            let whole = run(2, 1024, 256, &[ids.len()]);
             let rest = ids.len() - 5; // a last piece of five tokens
-            for (threads, pass, strip, pieces) in [
-                (1, 1024, 256, vec![ids.len()]),
-                (2, 1024, 256, vec![1]),
-                (1, 1024, 256, vec![rest, 5]),
-                (2, 16, 7, vec![7, 1, 2, 20]),
-                (2, 33, 33, vec![ids.len()]),
-                (1, 1024, 3, vec![3, 64, 1]),
-            ] {
-                let other = run(threads, pass, strip, &pieces);
-                assert!(other == whole, "{name} {isa}: threads {threads} pass {pass} strip {strip} pieces {pieces:?}");
+            for load in [model_on, fast_model_on] as [Load; 2] {
+                let whole = run(load, 2, 1024, 256, &[ids.len()]);
+                for (threads, pass, strip, pieces) in [
+                    (1, 1024, 256, vec![ids.len()]),
+                    (2, 1024, 256, vec![1]),
+                    (1, 1024, 256, vec![rest, 5]),
+                    (5, 16, 7, vec![7, 1, 2, 20]),
+                    (2, 33, 33, vec![ids.len()]),
+                    (1, 1024, 3, vec![3, 64, 1]),
+                ] {
+                    let other = run(load, threads, pass, strip, &pieces);
+                    let what = format!("{name} {isa}: threads {threads} pass {pass} strip {strip} pieces {pieces:?}");
+                    assert!(other == whole, "{what}");
+                }
             }
         }
     }

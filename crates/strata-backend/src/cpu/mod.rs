@@ -147,7 +147,7 @@ impl Backend for CpuBackend {
     }
 
     fn new_state(&mut self, shape: &StateShape) -> Result<StateId, BackendError> {
-        let new = State::new(shape)?;
+        let new = State::new(shape, self.cpu.arithmetic())?;
         let free = self.states.iter().position(Option::is_none);
         let at = free.unwrap_or(self.states.len());
         if free.is_none() {

@@ -2,6 +2,9 @@
 
 use std::ops::Range;
 
+use strata_kernels::attention::Selections;
+use strata_kernels::rope::Rope;
+
 use crate::{BackendError, Field, PassShape};
 
 /// Memory of `len` zeros, or an error that says what it was for.
@@ -110,4 +113,10 @@ pub(super) struct Scratch {
     pub(super) d: Vec<f32>,
     pub(super) e: Vec<f32>,
     pub(super) f: Vec<f32>,
+    pub(super) rope: Rope,
+    /// `(cos, sin)`, `[rows][pairs]`.
+    pub(super) angles: Vec<(f32, f32)>,
+    /// The same of one block.
+    pub(super) block_angles: Vec<(f32, f32)>,
+    pub(super) selections: Selections,
 }

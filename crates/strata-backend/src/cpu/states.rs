@@ -1,5 +1,8 @@
 //! What a sequence keeps from one token to the next (spec 6.7).
 
+use strata_kernels::Arithmetic;
+use strata_kernels::attention::KvCache;
+
 use super::zeroed;
 use crate::{BackendError, StatePart, StateShape};
 
@@ -22,11 +25,7 @@ pub(super) struct History {
 }
 
 pub(super) struct QsaState {
-    context_tokens: usize,
-    pub(super) kv_width: usize,
-    /// `[tokens][kv_width]`.
-    pub(super) keys: Vec<f32>,
-    pub(super) values: Vec<f32>,
+    pub(super) cache: KvCache,
     /// Indexer keys of the tokens after the last complete block, `[tokens][dim]`.
     pub(super) open_keys: Vec<f32>,
     /// `[blocks][dim]`.
@@ -34,20 +33,19 @@ pub(super) struct QsaState {
 }
 
 impl State {
-    pub(super) fn new(shape: &StateShape) -> Result<Self, BackendError> {
+    pub(super) fn new(shape: &StateShape, arithmetic: Arithmetic) -> Result<Self, BackendError> {
         Ok(match *shape {
             StateShape::Gdn { value_heads, head_dim, channels, history_rows } => Self::Gdn(GdnState {
                 matrix: zeroed(value_heads * head_dim * head_dim, "DeltaNet state")?,
                 history: History::new(history_rows, channels)?,
             }),
             StateShape::Ple { channels, history_rows } => Self::Ple(History::new(history_rows, channels)?),
-            StateShape::Qsa { context_tokens, kv_width, indexer } => {
+            StateShape::Qsa { context_tokens, kv_heads, head_dim, indexer } => {
                 let (dim, block_tokens) = indexer.unwrap_or((0, 1));
+                let cache = KvCache::new(arithmetic, kv_heads, head_dim, context_tokens);
+                let bytes = KvCache::bytes(arithmetic, kv_heads, head_dim, context_tokens);
                 Self::Qsa(QsaState {
-                    context_tokens,
-                    kv_width,
-                    keys: reserved(context_tokens, kv_width)?,
-                    values: reserved(context_tokens, kv_width)?,
+                    cache: cache.ok_or(BackendError::OutOfMemory { what: CACHE, bytes })?,
                     open_keys: reserved(block_tokens.min(context_tokens), dim)?,
                     block_keys: reserved(context_tokens / block_tokens, dim)?,
                 })
@@ -63,9 +61,9 @@ impl State {
             }
             Self::Ple(history) => history.rows.fill(0.0),
             Self::Qsa(s) => {
-                for cache in [&mut s.keys, &mut s.values, &mut s.open_keys, &mut s.block_keys] {
-                    cache.clear();
-                }
+                s.cache.clear();
+                s.open_keys.clear();
+                s.block_keys.clear();
             }
         }
     }
@@ -75,8 +73,8 @@ impl State {
             (Self::Gdn(s), StatePart::GdnMatrix) => s.matrix.clone(),
             (Self::Gdn(s), StatePart::ConvHistory) => s.history.rows.clone(),
             (Self::Ple(history), StatePart::ConvHistory) => history.rows.clone(),
-            (Self::Qsa(s), StatePart::Keys) => s.keys.clone(),
-            (Self::Qsa(s), StatePart::Values) => s.values.clone(),
+            (Self::Qsa(s), StatePart::Keys) => s.cache.keys(),
+            (Self::Qsa(s), StatePart::Values) => s.cache.values(),
             (Self::Qsa(s), StatePart::OpenBlockKeys) => s.open_keys.clone(),
             (Self::Qsa(s), StatePart::BlockKeys) => s.block_keys.clone(),
             _ => Vec::new(),
@@ -84,28 +82,23 @@ impl State {
     }
 }
 
+const CACHE: &str = "the attention cache (a shorter context needs less)";
+
 /// Room for the rows of a cache that fills as tokens come.
 fn reserved(rows: usize, width: usize) -> Result<Vec<f32>, BackendError> {
     // The number of rows is a user's wish: it may be absurd.
     let len = rows.saturating_mul(width);
     let mut out = Vec::new();
-    out.try_reserve_exact(len).map_err(|_| BackendError::OutOfMemory {
-        what: "the attention cache (a shorter context needs less)",
-        bytes: len.saturating_mul(4),
-    })?;
+    out.try_reserve_exact(len).map_err(|_| BackendError::OutOfMemory { what: CACHE, bytes: len.saturating_mul(4) })?;
     Ok(out)
 }
 
 impl QsaState {
-    pub(super) fn tokens(&self) -> usize {
-        self.keys.len() / self.kv_width
-    }
-
     /// Whether `more` tokens fit.
     pub(super) fn check_room(&self, more: usize) -> Result<(), BackendError> {
-        let needed_tokens = self.tokens() + more;
-        if needed_tokens > self.context_tokens {
-            return Err(BackendError::ContextFull { needed_tokens, context_tokens: self.context_tokens });
+        let (needed_tokens, context_tokens) = (self.cache.tokens() + more, self.cache.capacity_tokens());
+        if needed_tokens > context_tokens {
+            return Err(BackendError::ContextFull { needed_tokens, context_tokens });
         }
         Ok(())
     }

@@ -3,12 +3,12 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use strata_kernels::attention::{Cache, attend, block_scores};
+use strata_kernels::attention::{KvCache, Queries, Selections, attend, best_blocks, block_scores, gate};
 use strata_kernels::experts::combine;
 use strata_kernels::gdn::{Head, chunked, chunked_scratch_len, convolve, recurrent};
 use strata_kernels::math::silu_times;
 use strata_kernels::rope::{Rope, rotate};
-use strata_kernels::{Isa, dot, hyper, norm, ple, route};
+use strata_kernels::{Arithmetic, Cpu, Isa, dot, hyper, norm, ple, route};
 
 use crate::reference::{Random, assert_close, bits, doubles, is_fused, isas, poison, sigmoid, silu};
 
@@ -169,17 +169,38 @@ fn sizes_that_do_not_fit_are_refused() {
     let z = || vec![0.0f32; 64];
     let head = |gates| Head { rows: &[0.0; 64], stride: 6, starts: [0, 2, 4], gates };
     let gates = [(0.0, 1.0); 2];
-    let cache = Cache { keys: &z(), values: &z(), stride: 4 };
+    let cpu = Cpu::precise(isa, 1).unwrap();
+    let cache = || {
+        let mut cache = KvCache::new(Arithmetic::Float32, 2, 4, 20).unwrap();
+        cache.append(&[0.0; 128], &[0.0; 128]); // sixteen tokens
+        cache
+    };
+    let attend = |heads, stride, values_len, visible, out_len| {
+        let mut selections = Selections::default();
+        selections.set_everything(visible, 2);
+        let queries = Queries { values: &vec![0.0; values_len], heads, stride };
+        attend(&cpu, &cache(), &queries, &selections, &mut vec![0.0; out_len]);
+    };
+    attend(4, 5, 40, 15, 32);
     let refused = |what: &str, f: &dyn Fn()| {
         assert!(catch_unwind(AssertUnwindSafe(f)).is_err(), "{what}");
     };
     refused("dot", &|| _ = dot(isa, &z()[..3], &z()[..4]));
-    refused("block scores: more scores than keys", &|| block_scores(isa, &z()[..8], &z()[..8], 4, &mut z()[..3]));
-    refused("block scores: fewer scores than keys", &|| block_scores(isa, &z()[..8], &z()[..8], 4, &mut z()[..1]));
-    refused("block scores: part of a query", &|| block_scores(isa, &z()[..7], &z()[..8], 4, &mut z()[..2]));
-    refused("attend: output", &|| attend(isa, &z()[..4], &cache, &[0..2], &mut z(), &mut z()[..5]));
-    refused("attend: scratch", &|| attend(isa, &z()[..4], &cache, &[0..4], &mut z()[..3], &mut z()[..4]));
-    refused("attend: tokens", &|| attend(isa, &z()[..4], &cache, &[15..17], &mut z(), &mut z()[..4]));
+    refused("block scores: scores", &|| block_scores(isa, &z()[..16], &z()[..8], 8, 4, &mut z()[..3]));
+    refused("block scores: part of a key", &|| block_scores(isa, &z()[..16], &z()[..7], 8, 4, &mut z()[..2]));
+    refused("block scores: part of a head", &|| block_scores(isa, &z()[..14], &z()[..8], 7, 4, &mut z()[..4]));
+    refused("block scores: part of a row", &|| block_scores(isa, &z()[..12], &z()[..8], 8, 4, &mut z()[..2]));
+    refused("best blocks", &|| best_blocks(isa, &z()[..3], &mut [0; 4]));
+    refused("cache: values", &|| cache().append(&z()[..16], &z()[..8]));
+    refused("cache: part of a token", &|| cache().append(&z()[..12], &z()[..12]));
+    refused("cache: full", &|| cache().append(&z()[..40], &z()[..40]));
+    refused("attend: heads", &|| attend(3, 5, 30, 15, 24));
+    refused("attend: stride", &|| attend(4, 3, 24, 15, 32));
+    refused("attend: queries", &|| attend(4, 5, 39, 15, 32));
+    refused("attend: output", &|| attend(4, 5, 40, 15, 31));
+    refused("attend: tokens", &|| attend(4, 5, 40, 16, 32));
+    refused("gate: gates", &|| gate(isa, &mut z()[..8], &z()[..15], 4));
+    refused("gate: part of a head", &|| gate(isa, &mut z()[..8], &z()[..16], 3));
     refused("convolve: taps", &|| convolve(isa, &z()[..9], &[&z()[..4], &z()[..4]], &mut z()[..4]));
     refused("convolve: window", &|| convolve(isa, &z()[..8], &[&z()[..4], &z()[..3]], &mut z()[..4]));
     refused("convolve: rows", &|| convolve(isa, &z()[..8], &[&z()[..4]], &mut z()[..4]));

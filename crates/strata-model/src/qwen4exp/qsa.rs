@@ -60,7 +60,8 @@ pub(super) fn state_shape(config: &Config, block_tokens: usize, context_tokens: 
     let AttentionConfig { kv_heads, head_dim, indexer_dim, .. } = config.attention;
     StateShape::Qsa {
         context_tokens,
-        kv_width: kv_heads * head_dim,
+        kv_heads,
+        head_dim,
         indexer: (block_tokens > 0).then_some((indexer_dim, block_tokens)),
     }
 }

@@ -64,7 +64,16 @@ pub fn model(path: &Path, options: Options) -> Model {
 }
 
 pub fn model_on(path: &Path, isa: Isa, threads: usize, options: Options) -> Model {
-    let backend = Box::new(CpuBackend::precise(isa, threads).unwrap());
+    load(path, CpuBackend::precise(isa, threads).unwrap(), options)
+}
+
+/// With the fastest arithmetic of `isa`.
+pub fn fast_model_on(path: &Path, isa: Isa, threads: usize, options: Options) -> Model {
+    load(path, CpuBackend::fast(isa, threads).unwrap(), options)
+}
+
+fn load(path: &Path, backend: CpuBackend, options: Options) -> Model {
+    let backend = Box::new(backend);
     Model::load(&Gguf::open(path).unwrap(), backend, options).unwrap()
 }
 
