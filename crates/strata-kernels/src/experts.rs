@@ -46,8 +46,9 @@ pub struct Outputs<'a> {
 pub fn experts(cpu: &Cpu, group: &[Expert<'_>], x: &[f32], outputs: &mut Outputs<'_>) {
     let Some(first) = group.first() else { return };
     let (ff, width) = (first.gate.rows(), first.gate.cols());
-    let mut scratch = Scratch::of_thread();
-    check_places(group, outputs.top_k, outputs.out.len() / width, &mut scratch.experts.taken);
+    // Taken out of the scratch: this thread's tasks will want it, too.
+    let mut room = std::mem::take(&mut Scratch::of_thread().group);
+    check_places(group, outputs.top_k, outputs.out.len() / width, &mut room.taken);
     let job = Job {
         cpu,
         group,
@@ -61,8 +62,9 @@ pub fn experts(cpu: &Cpu, group: &[Expert<'_>], x: &[f32], outputs: &mut Outputs
     if group.len() >= 2 * cpu.threads() || cpu.threads() == 1 {
         job.by_expert();
     } else {
-        job.by_panel(&mut scratch.experts);
+        job.by_panel(&mut room);
     }
+    Scratch::of_thread().group = room;
 }
 
 /// Rows of experts on their way, kept between groups.
@@ -107,7 +109,7 @@ impl Job<'_> {
         let &Self { cpu, group, ff, width, out, .. } = self;
         let products = cpu.products();
         cpu.pool.run(group.len(), false, Scratch::of_thread, |scratch, e| {
-            let Scratch { panel, experts: room, .. } = &mut **scratch;
+            let Scratch { panel, expert: room, .. } = &mut **scratch;
             let expert = &group[e];
             let rows = expert.choices.len();
             self.make_room(rows, InputBuffer::len(products, rows, width), InputBuffer::len(products, rows, ff), room);

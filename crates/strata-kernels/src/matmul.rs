@@ -68,8 +68,10 @@ const SMALL_PRODUCT: usize = 1 << 17;
 /// # Panics
 /// When shapes do not fit together.
 pub fn matmul(cpu: &Cpu, w: &Matrix<'_>, x: &[f32], y: &mut [f32]) {
-    let mut scratch = Scratch::of_thread();
-    matmul_of(cpu, w, &scratch.inputs.inputs(cpu, x, w.cols), y);
+    // Taken out of the scratch: this thread's tasks will want the rest of it.
+    let mut inputs = std::mem::take(&mut Scratch::of_thread().inputs);
+    matmul_of(cpu, w, &inputs.inputs(cpu, x, w.cols), y);
+    Scratch::of_thread().inputs = inputs;
 }
 
 /// [`matmul`] of inputs that are ready: several products may read them.

@@ -11,7 +11,11 @@ use crate::matmul::Panel;
 #[derive(Default)]
 pub(crate) struct Scratch {
     pub(crate) panel: Panel,
-    pub(crate) experts: Room,
+    /// Of an expert that one thread computes.
+    pub(crate) expert: Room,
+    /// Of a group whose panels all threads share.
+    pub(crate) group: Room,
+    /// Of one product.
     pub(crate) inputs: InputBuffer,
 }
 
