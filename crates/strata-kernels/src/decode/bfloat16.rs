@@ -217,14 +217,27 @@ pub(super) unsafe fn q5_k<S: Sink>(block: &[u8; 176], sink: &mut S) {
 /// # Safety
 /// As [`table_of_16`].
 #[inline(always)]
-unsafe fn table_of_4_scales(values: [f32; 8], scales: [f32; 4]) -> Table {
-    // SAFETY: the caller vouches for the instructions.
+unsafe fn table_of_4_scales(values: &[f32; 8], scales: __m128) -> Table {
+    // SAFETY: the caller vouches for the instructions; eight readable values.
     unsafe {
         let values = _mm512_broadcast_f32x8(_mm256_loadu_ps(values.as_ptr()));
-        let scales = _mm512_castps128_ps512(_mm_loadu_ps(scales.as_ptr()));
+        let scales = _mm512_castps128_ps512(scales);
         let low = _mm512_permutexvar_ps(_mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1), scales);
         let high = _mm512_permutexvar_ps(_mm512_setr_epi32(2, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3), scales);
         table_of_32(_mm512_mul_ps(values, low), _mm512_mul_ps(values, high))
+    }
+}
+
+/// `d (2 n + 1)` for four numbers `n`.
+///
+/// # Safety
+/// As [`table_of_16`].
+#[inline(always)]
+unsafe fn odd_times(n: __m128i, d: f32) -> __m128 {
+    // SAFETY: the caller vouches for the instructions.
+    unsafe {
+        let odd = _mm_add_epi32(_mm_add_epi32(n, n), _mm_set1_epi32(1));
+        _mm_mul_ps(_mm_set1_ps(d), _mm_cvtepi32_ps(odd))
     }
 }
 
@@ -304,7 +317,7 @@ pub(super) unsafe fn iq2_s<S: Sink>(block: &[u8; 82], sink: &mut S) {
     unsafe {
         let scales = odd_scales::<Avx512>(f16(u16_at(block, 0)) * 0.125, *bytes_at(block, 74));
         for i in 0..4 {
-            let table = table_of_4_scales(IQ2_VALUES, *scales[4 * i..].first_chunk().expect("16 scales"));
+            let table = table_of_4_scales(&IQ2_VALUES, _mm_loadu_ps(scales.as_ptr().add(4 * i)));
             for k in 0..2 {
                 let b = 2 * i + k;
                 let high = _pdep_u64(u64::from(block[66 + b]), 0x0300_0300_0300_0300);
@@ -324,7 +337,7 @@ pub(super) unsafe fn iq2_xs<S: Sink>(block: &[u8; 74], sink: &mut S) {
     unsafe {
         let scales = odd_scales::<Avx512>(f16(u16_at(block, 0)) * 0.125, *bytes_at(block, 66));
         for i in 0..4 {
-            let table = table_of_4_scales(IQ2_VALUES, *scales[4 * i..].first_chunk().expect("16 scales"));
+            let table = table_of_4_scales(&IQ2_VALUES, _mm_loadu_ps(scales.as_ptr().add(4 * i)));
             for k in 0..2 {
                 let packed = u64::from_le_bytes(*bytes_at(block, 2 + 8 * (2 * i + k)));
                 let signs = with_eighth_signs(_pext_u64(packed, 0xfe00_fe00_fe00_fe00) as u32);
@@ -343,11 +356,11 @@ pub(super) unsafe fn iq2_xxs<S: Sink>(block: &[u8; 66], sink: &mut S) {
     unsafe {
         let d = f16(u16_at(block, 0)) * 0.125;
         for i in 0..2 {
-            let mut scales = [0.0; 4];
-            for k in 0..4 {
-                scales[k] = d * (2 * (u32_at(block, 6 + 8 * (4 * i + k)) >> 28) + 1) as f32;
-            }
-            let table = table_of_4_scales(IQ2_VALUES, scales);
+            // The upper words of four pairs; a scale is their top nibble.
+            let pairs = load_32(bytes_at(block, 2 + 32 * i));
+            let upper = _mm256_permutevar8x32_epi32(pairs, _mm256_setr_epi32(1, 3, 5, 7, 0, 0, 0, 0));
+            let scales = odd_times(_mm_srli_epi32::<28>(_mm256_castsi256_si128(upper)), d);
+            let table = table_of_4_scales(&IQ2_VALUES, scales);
             for k in 0..4 {
                 let b = 4 * i + k;
                 let entries = entries(&codes::IQ2_XXS, in_even_bytes(u32_at(block, 2 + 8 * b)));
@@ -371,12 +384,9 @@ pub(super) unsafe fn iq1_m<S: Sink>(block: &[u8; 56], sink: &mut S) {
     unsafe {
         let d = f16(top(0) | top(1) | top(2) | top(3)) * 0.125;
         for i in 0..4 {
-            let small = u32::from(u16_at(block, 48 + 2 * i));
-            let mut scales = [0.0; 4];
-            for k in 0..4 {
-                scales[k] = d * (2 * (small >> (3 * k) & 7) + 1) as f32;
-            }
-            let table = table_of_4_scales(IQ1_VALUES, scales);
+            let small = _mm_set1_epi32(i32::from(u16_at(block, 48 + 2 * i)));
+            let small = _mm_and_si128(_mm_srlv_epi32(small, _mm_setr_epi32(0, 3, 6, 9)), _mm_set1_epi32(7));
+            let table = table_of_4_scales(&IQ1_VALUES, odd_times(small, d));
             for k in 0..2 {
                 let b = 2 * i + k;
                 // A nibble for each entry: three bits of its index, and the shift's sign.
@@ -399,11 +409,9 @@ pub(super) unsafe fn iq1_s<S: Sink>(block: &[u8; 50], sink: &mut S) {
     unsafe {
         let d = f16(u16_at(block, 0)) * 0.125;
         for i in 0..2 {
-            let mut scales = [0.0; 4];
-            for k in 0..4 {
-                scales[k] = d * (2 * (u16_at(block, 34 + 2 * (4 * i + k)) >> 12 & 7) + 1) as f32;
-            }
-            let table = table_of_4_scales(IQ1_VALUES, scales);
+            let packed = _mm_cvtepu16_epi32(_mm_cvtsi64_si128(i64::from_le_bytes(*bytes_at(block, 34 + 8 * i))));
+            let small = _mm_and_si128(_mm_srli_epi32::<12>(packed), _mm_set1_epi32(7));
+            let table = table_of_4_scales(&IQ1_VALUES, odd_times(small, d));
             for k in 0..4 {
                 let b = 4 * i + k;
                 let packed = u16_at(block, 34 + 2 * b);
