@@ -2,9 +2,11 @@
 
 mod common;
 
-use common::{Log, Recorded, logits, max_difference, model, model_on, strata_mini};
+use std::path::Path;
+
+use common::{Log, Recorded, fast_model_on, logits, max_difference, model, model_on, strata_mini};
 use strata_backend::Isa;
-use strata_model::qwen4exp::{Options, Rows};
+use strata_model::qwen4exp::{Model, Options, Rows};
 
 const FILE: &str = "strata-mini-iq2xs-q4_0.gguf";
 const PROMPTS: usize = 3;
@@ -52,12 +54,21 @@ fn logits_routes_and_streams_of_the_recorded_prompts() {
 
 #[test]
 fn logits_are_the_same_bytes_for_any_pieces_passes_strips_and_threads() {
+    bytes_do_not_depend_on_the_cut(model_on);
+}
+
+#[test]
+fn so_are_those_of_the_fast_arithmetic() {
+    bytes_do_not_depend_on_the_cut(fast_model_on);
+}
+
+fn bytes_do_not_depend_on_the_cut(open: fn(&Path, Isa, usize, Options) -> Model) {
     let recorded = Recorded::open(&strata_mini("reference.safetensors"));
     // Long enough for block selection (33 blocks of 8 tokens and a tail).
     let ids = recorded.u32("prompt1.token_ids")[..300].to_vec();
     let run = |threads, pass_tokens, strip_rows, pieces: &[usize]| {
         let options = Options { pass_tokens, strip_rows, ..Options::default() };
-        let mut model = model_on(&strata_mini(FILE), Isa::best(), threads, options);
+        let mut model = open(&strata_mini(FILE), Isa::best(), threads, options);
         let mut sequence = model.new_sequence().unwrap();
         let logits = logits(&mut model, &mut sequence, &ids, pieces);
         logits.iter().map(|v| v.to_bits()).collect::<Vec<_>>()
