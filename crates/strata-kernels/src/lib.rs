@@ -11,6 +11,7 @@
 #[cfg(target_arch = "x86_64")]
 mod amx;
 pub mod attention;
+pub mod conv;
 mod cpu;
 pub mod decode;
 pub mod experts;

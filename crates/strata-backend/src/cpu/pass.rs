@@ -109,5 +109,4 @@ pub(super) struct Scratch {
     pub(super) c: Vec<f32>,
     pub(super) d: Vec<f32>,
     pub(super) e: Vec<f32>,
-    pub(super) f: Vec<f32>,
 }

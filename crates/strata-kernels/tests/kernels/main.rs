@@ -7,7 +7,6 @@ mod attention;
 mod cpu;
 mod decode;
 mod experts;
-#[cfg(not(miri))] // plain Rust, and slow there
 mod gdn;
 mod matmul;
 mod reference;
