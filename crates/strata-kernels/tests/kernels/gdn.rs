@@ -132,8 +132,8 @@ fn cases() -> Vec<(Case, String)> {
     let mut cases = Vec::new();
     for (i, tokens) in lengths.into_iter().enumerate() {
         for (j, &(keys, width)) in sizes.iter().enumerate() {
-            for decay in [Decay::None, Decay::Mild, Decay::Strong] {
-                let case = Case::random((10 * i + j) as u64, keys, width, tokens, decay);
+            for decay in if cfg!(miri) { &[Decay::Mild][..] } else { &[Decay::None, Decay::Mild, Decay::Strong] } {
+                let case = Case::random((10 * i + j) as u64, keys, width, tokens, *decay);
                 cases.push((case, format!("{tokens} tokens, {keys} keys, {width} values, decay {decay:?}")));
             }
         }
@@ -178,8 +178,8 @@ fn the_recurrence_has_the_same_bytes_however_the_tokens_are_cut() {
         for isa in isas() {
             let cpu = Cpu::precise(isa, 1).unwrap();
             let (out, state) = case.run(&cpu, case.tokens, recurrent);
-            for piece in [1, 2, 7, 64, 65] {
-                let (cut_out, cut_state) = case.run(&cpu, piece, recurrent);
+            for piece in if cfg!(miri) { &[1][..] } else { &[1, 2, 7, 64, 65] } {
+                let (cut_out, cut_state) = case.run(&cpu, *piece, recurrent);
                 assert_eq!(bits(&cut_out), bits(&out), "outputs in pieces of {piece}, {isa}, {what}");
                 assert_eq!(bits(&cut_state), bits(&state), "states in pieces of {piece}, {isa}, {what}");
             }
@@ -232,8 +232,8 @@ fn convolved_heads_match_the_double_reference() {
     for (taps, shape, tokens) in [
         (1, HeadShape { key_heads: 1, value_heads: 1, dim: 1 }, 3),
         (2, HeadShape { key_heads: 2, value_heads: 3, dim: 5 }, 4),
-        (4, HeadShape { key_heads: 1, value_heads: 6, dim: 37 }, 9),
-        (8, HeadShape { key_heads: 3, value_heads: 3, dim: 48 }, if cfg!(miri) { 2 } else { 40 }),
+        (4, HeadShape { key_heads: 1, value_heads: 2, dim: 37 }, 3),
+        (8, HeadShape { key_heads: 3, value_heads: 3, dim: 48 }, if cfg!(miri) { 1 } else { 40 }),
     ] {
         let HeadShape { key_heads, value_heads, dim } = shape;
         let heads = 2 * key_heads + value_heads;
@@ -284,7 +284,7 @@ fn convolved_heads_match_the_double_reference() {
 #[test]
 fn gates_match_the_double_reference() {
     let mut random = Random::new(7);
-    for (heads, tokens) in [(1, 1), (3, 7), (48, 33)] {
+    for (heads, tokens) in [(1, 1), (3, 7), (48, if cfg!(miri) { 1 } else { 33 })] {
         let a: Vec<f32> = random.floats(heads).iter().map(|v| -4.0 * v.abs()).collect();
         let dt_bias = random.floats(heads);
         let many =

@@ -59,7 +59,9 @@ fn rms_norms_match_the_double_reference() {
 #[test]
 fn hyper_connections_match_the_double_reference() {
     let mut random = Random::new(3);
-    for (rows, streams, hidden) in [(1, 1, 1), (3, 2, 5), (5, 4, 37), (2, 4, 64), (1, 4, 1100)] {
+    for (rows, streams, hidden) in
+        [(1, 1, 1), (3, 2, 5), (5, 4, 37), (2, 4, 64), (1, 4, if cfg!(miri) { 530 } else { 1100 })]
+    {
         let what = |isa| format!("{rows} rows of {streams} x {hidden}, {isa}");
         let (up, normed) = (random.floats(rows * streams * hidden), random.floats(rows * streams * hidden));
         let up: Vec<f32> = up.iter().map(|v| v * 8.0).collect();
@@ -120,7 +122,7 @@ fn hyper_connections_match_the_double_reference() {
 #[test]
 fn the_ngram_module_matches_the_double_reference() {
     let mut random = Random::new(6);
-    for (rows, streams, hidden, taps) in [(1, 1, 1, 1), (4, 2, 5, 3), (5, 4, 37, 4), (2, 3, 300, 2)] {
+    for (rows, streams, hidden, taps) in [(1, 1, 1, 1), (4, 2, 5, 3), (3, 2, 37, 4), (1, 1, 300, 2)] {
         let wide = streams * hidden;
         let what = |isa| format!("{rows} rows of {streams} x {hidden}, {isa}");
         let (key, residual, value) =
