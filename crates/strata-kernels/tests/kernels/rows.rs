@@ -59,9 +59,12 @@ fn rms_norms_match_the_double_reference() {
 #[test]
 fn hyper_connections_match_the_double_reference() {
     let mut random = Random::new(3);
-    for (rows, streams, hidden) in
-        [(1, 1, 1), (3, 2, 5), (5, 4, 37), (2, 4, 64), (1, 4, if cfg!(miri) { 530 } else { 1100 })]
-    {
+    let sizes: &[_] = if cfg!(miri) {
+        &[(1, 1, 1), (3, 2, 5), (1, 1, 530)]
+    } else {
+        &[(1, 1, 1), (3, 2, 5), (5, 4, 37), (2, 4, 64), (1, 4, 1100)]
+    };
+    for &(rows, streams, hidden) in sizes {
         let what = |isa| format!("{rows} rows of {streams} x {hidden}, {isa}");
         let (up, normed) = (random.floats(rows * streams * hidden), random.floats(rows * streams * hidden));
         let up: Vec<f32> = up.iter().map(|v| v * 8.0).collect();
