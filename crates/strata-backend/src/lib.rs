@@ -20,7 +20,7 @@ pub use cpu::CpuBackend;
 pub use error::BackendError;
 pub use layers::{ExpertShape, Gdn, GdnForm, HyperRead, Indexer, Mixer, Ple, Qsa, SharedExpert};
 pub use recording::{Call, Recording, RecordingBackend};
-pub use strata_kernels::{Isa, UnavailableIsa, experts::Choice};
+pub use strata_kernels::{Isa, UnavailableIsa, conv::MAX_TAPS as MAX_CONV_TAPS, experts::Choice};
 
 macro_rules! handles {
     ($($(#[$meta:meta])* $name:ident;)*) => {

@@ -1,6 +1,7 @@
 //! Which instructions and how many threads: chosen once, handed to every kernel.
 
 use std::fmt;
+use std::ops::Range;
 
 #[cfg(target_arch = "x86_64")]
 use crate::amx;
@@ -114,6 +115,13 @@ impl fmt::Display for UnavailableIsa {
 
 impl std::error::Error for UnavailableIsa {}
 
+/// Into how many ranges even work is cut for each thread: enough that a thread which was interrupted is not waited for
+/// long.
+const RANGES_A_THREAD: usize = 4;
+
+/// Columns of a row that are worth a thread of their own.
+const LEAST_COLUMNS: usize = 512;
+
 /// The processor as the kernels see it: an instruction set that is known to be available, and threads.
 pub struct Cpu {
     isa: Isa,
@@ -171,6 +179,19 @@ impl Cpu {
     /// The number of threads in use.
     pub fn threads(&self) -> usize {
         self.pool.threads()
+    }
+
+    /// Runs `f` on ranges that make up `0 .. units`, on all threads: a few ranges a thread, however many units there are,
+    /// and none (but the last) shorter than `grain`, so that threads are not woken for crumbs.
+    pub(crate) fn for_ranges(&self, units: usize, grain: usize, f: impl Fn(Range<usize>) + Sync) {
+        let len = units.div_ceil(RANGES_A_THREAD * self.threads()).max(grain);
+        self.pool.run(units.div_ceil(len), false, || (), |(), i| f(i * len..units.min((i + 1) * len)));
+    }
+
+    /// Into how many parts to cut each of `rows` rows of `width` columns that may be computed apart: into one, unless there
+    /// are fewer rows than threads.
+    pub(crate) fn parts_of_rows(&self, rows: usize, width: usize) -> usize {
+        if rows < self.threads() { width.div_ceil(LEAST_COLUMNS) } else { 1 }
     }
 
     /// Runs `f(i, row i of out)` for each `width`-wide row of `out`, on all threads.

@@ -1,12 +1,14 @@
 //! Routed experts: for each expert the rows that chose it are gathered, then gate and up, silu, down (spec 6.4).
 
 use crate::Cpu;
+use crate::hyper::add_scaled;
 use crate::inputs::{InputBuffer, grown};
 use crate::math::silu_times;
 use crate::matmul::{Matrix, PANEL_ROWS, multiply_panel};
 use crate::pool::DisjointMut;
 use crate::products::Out;
 use crate::scratch::Scratch;
+use crate::vector::{Lanes, add_product, dispatch};
 
 /// One expert's weights and the rows that chose it.
 pub struct Expert<'a> {
@@ -233,17 +235,56 @@ fn check_places(group: &[Expert<'_>], top_k: usize, places: usize, taken: &mut V
     }
 }
 
-/// `y = sum_k weights[k] * outputs[k] + shared_gate * shared`, added in the order of `k`: whatever order the experts
-/// were computed in does not show. All rows are `y.len()` wide.
-pub fn combine(weights: &[f32], outputs: &[f32], shared_gate: f32, shared: &[f32], y: &mut [f32]) {
-    assert!(outputs.len() == weights.len() * y.len() && shared.len() == y.len(), "combine: shapes differ");
-    y.fill(0.0);
-    for (weight, output) in weights.iter().zip(outputs.chunks_exact(y.len())) {
-        for (y, v) in y.iter_mut().zip(output) {
-            *y += weight * v;
+/// What a row's experts gave, of all rows of a strip.
+pub struct Combined<'a> {
+    /// Weights of the chosen experts, `[rows][top_k]`.
+    pub weights: &'a [f32],
+    /// Their outputs, `[rows][top_k][width]`.
+    pub outputs: &'a [f32],
+    /// Weight of the shared expert, `[rows]`.
+    pub shared_gate: &'a [f32],
+    /// Its output, `[rows][width]`.
+    pub shared: &'a [f32],
+}
+
+/// `y = sum_k weights[k] * outputs[k] + shared_gate * shared` for each row, added in the order of `k`: whatever order the
+/// experts were computed in does not show. `y` is `[rows][width]`.
+pub fn combine(cpu: &Cpu, from: &Combined<'_>, y: &mut [f32]) {
+    let rows = from.shared_gate.len();
+    let (top_k, width) = (from.weights.len() / rows.max(1), y.len() / rows.max(1));
+    let fits = y.len() == rows * width
+        && from.weights.len() == rows * top_k
+        && from.outputs.len() == rows * top_k * width
+        && from.shared.len() == y.len();
+    assert!(fits, "combine: shapes differ");
+    let parts = cpu.parts_of_rows(rows, width);
+    let columns = width.div_ceil(parts);
+    let y = DisjointMut::new(y);
+    cpu.for_ranges(rows * parts, 1, |units| {
+        for unit in units {
+            let (t, first) = (unit / parts, unit % parts * columns);
+            let len = columns.min(width - first);
+            // SAFETY: these columns of row `t` are this unit's alone.
+            let y = unsafe { y.part(t * width + first, len) };
+            let outputs = &from.outputs[t * top_k * width..][..top_k * width];
+            let shared = &from.shared[t * width + first..][..len];
+            combine_columns(cpu.isa(), &from.weights[t * top_k..][..top_k], outputs, first, y);
+            add_scaled(cpu.isa(), y, from.shared_gate[t], shared);
         }
-    }
-    for (y, v) in y.iter_mut().zip(shared) {
-        *y += shared_gate * v;
+    });
+}
+
+dispatch! {
+    fn combine_columns = combine_columns_body(weights: &[f32], outputs: &[f32], first: usize, y: &mut [f32])
+}
+
+#[inline(always)]
+fn combine_columns_body<V: Lanes, const FUSED: bool>(weights: &[f32], outputs: &[f32], first: usize, y: &mut [f32]) {
+    let width = outputs.len() / weights.len().max(1);
+    y.fill(0.0);
+    for (k, weight) in weights.iter().enumerate() {
+        for (y, v) in y.iter_mut().zip(&outputs[k * width + first..]) {
+            *y = add_product::<FUSED>(*y, *weight, *v);
+        }
     }
 }

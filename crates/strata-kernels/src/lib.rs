@@ -12,6 +12,7 @@
 mod amx;
 pub mod attention;
 pub mod bfloat16;
+pub mod conv;
 mod cpu;
 pub mod decode;
 pub mod experts;

@@ -1,6 +1,8 @@
-//! Root-mean-square and l2 norms (spec 5 and 6.2).
+//! Root-mean-square norms (spec 5).
 
-use crate::vector::{PORTABLE_FUSED, sum_of_squares};
+use crate::Cpu;
+use crate::pool::DisjointMut;
+use crate::vector::{Lanes, PORTABLE_FUSED, dispatch, dots, sum_of_squares};
 
 /// `1 / sqrt(mean(x^2) + eps)`.
 #[inline]
@@ -26,19 +28,41 @@ pub fn rms_in_place(x: &mut [f32], gamma: &[f32], eps: f32) {
     }
 }
 
-/// [`rms`] of each of the `group`-wide parts of `x` by itself; `gamma` is as wide as `x`.
-pub fn grouped_rms(x: &[f32], gamma: &[f32], group: usize, eps: f32, out: &mut [f32]) {
-    let whole = x.len().is_multiple_of(group) && x.len() == gamma.len() && x.len() == out.len();
-    assert!(whole, "grouped rms: shapes differ");
-    for ((x, gamma), out) in x.chunks_exact(group).zip(gamma.chunks_exact(group)).zip(out.chunks_exact_mut(group)) {
-        rms(x, gamma, eps, out);
+/// Groups that a thread takes at least.
+const GROUPS_GRAIN: usize = 2;
+
+/// The norm of each `group`-wide part of each row by itself; `x` is any number of rows that are as wide as `gamma`.
+pub fn grouped_rms(cpu: &Cpu, x: &[f32], gamma: &[f32], group: usize, eps: f32, out: &mut [f32]) {
+    let fits = gamma.len().is_multiple_of(group) && x.len().is_multiple_of(gamma.len()) && x.len() == out.len();
+    assert!(fits, "grouped rms: shapes differ");
+    let out = DisjointMut::new(out);
+    cpu.for_ranges(x.len() / group, GROUPS_GRAIN, |units| {
+        for unit in units {
+            let at = unit * group;
+            // SAFETY: this group is this unit's alone.
+            let out = unsafe { out.part(at, group) };
+            rms_group(cpu.isa(), &x[at..at + group], &gamma[at % gamma.len()..][..group], eps, out);
+        }
+    });
+}
+
+dispatch! {
+    fn rms_group = rms_group_body(x: &[f32], gamma: &[f32], eps: f32, out: &mut [f32])
+}
+
+#[inline(always)]
+fn rms_group_body<V: Lanes, const FUSED: bool>(x: &[f32], gamma: &[f32], eps: f32, out: &mut [f32]) {
+    let factor = 1.0 / (squares::<V, FUSED>(x) / x.len() as f32 + eps).sqrt();
+    for ((o, v), g) in out.iter_mut().zip(x).zip(gamma) {
+        *o = v * factor * g;
     }
 }
 
-/// `x <- x / sqrt(sum(x^2) + 1e-6) * scale`: the epsilon is added to the sum (spec 6.2).
-pub fn l2_in_place(x: &mut [f32], scale: f32) {
-    let factor = scale / (sum_of_squares::<PORTABLE_FUSED>(x) + 1e-6).sqrt();
-    x.iter_mut().for_each(|v| *v *= factor);
+/// `sum(x^2)`, in the lane order of all sums.
+#[inline(always)]
+pub(crate) fn squares<V: Lanes, const FUSED: bool>(x: &[f32]) -> f32 {
+    // SAFETY: the slice's own length; callers are compiled by `dispatch`, which vouches for the instructions.
+    unsafe { dots::<V, FUSED, 1, 1>([x.as_ptr()], [x.as_ptr()], x.len())[0][0] }
 }
 
 #[cfg(test)]
@@ -51,16 +75,5 @@ mod tests {
         rms(&[3.0, 4.0], &[1.0, 2.0], 0.0, &mut out);
         let root = 12.5f32.sqrt();
         assert!((out[0] - 3.0 / root).abs() < 1e-6 && (out[1] - 8.0 / root).abs() < 1e-6);
-
-        let mut grouped = [0.0; 4];
-        grouped_rms(&[3.0, 4.0, 30.0, 40.0], &[1.0; 4], 2, 0.0, &mut grouped);
-        assert!((grouped[0] - grouped[2]).abs() < 1e-6 && (grouped[1] - 4.0 / root).abs() < 1e-6);
-
-        let mut x = [3.0, 4.0];
-        l2_in_place(&mut x, 10.0);
-        assert!((x[0] - 6.0).abs() < 1e-5 && (x[1] - 8.0).abs() < 1e-5);
-        let mut zero = [0.0; 3];
-        l2_in_place(&mut zero, 1.0);
-        assert_eq!(zero, [0.0; 3]);
     }
 }

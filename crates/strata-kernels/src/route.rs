@@ -1,6 +1,27 @@
 //! The router's choice (spec 6.4).
 
+use crate::Cpu;
 use crate::math::exp;
+use crate::pool::DisjointMut;
+
+/// Rows that a thread takes at least.
+const ROWS_GRAIN: usize = 4;
+
+/// [`choose`] for each row of `logits`, which are `experts` wide; `ids` and `weights` are `[rows][top_k]`.
+pub fn choose_rows(cpu: &Cpu, logits: &[f32], experts: usize, ids: &mut [u32], weights: &mut [f32]) {
+    let rows = logits.len() / experts;
+    let top_k = ids.len() / rows.max(1);
+    let fits = logits.len() == rows * experts && ids.len() == rows * top_k && weights.len() == ids.len();
+    assert!(fits, "route: shapes differ");
+    let (ids, weights) = (DisjointMut::new(ids), DisjointMut::new(weights));
+    cpu.for_ranges(rows, ROWS_GRAIN, |range| {
+        for row in range {
+            // SAFETY: row `row` of each is this range's alone.
+            let (ids, weights) = unsafe { (ids.part(row * top_k, top_k), weights.part(row * top_k, top_k)) };
+            choose(&logits[row * experts..][..experts], ids, weights);
+        }
+    });
+}
 
 /// The `ids.len()` largest of `logits` in descending order (the lower index first among equals), and their softmax
 /// weights, which equal the softmax over all logits renormalised over the chosen.

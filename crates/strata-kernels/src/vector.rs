@@ -14,10 +14,15 @@ pub(crate) trait Lanes: Copy {
     /// # Safety
     /// `at` must be readable for sixteen values; the processor must have the instructions of the implementation.
     unsafe fn load(at: *const f32) -> Self;
-    /// All lanes `value`. # Safety: as `zero`.
-    unsafe fn splat(value: f32) -> Self;
+    /// # Safety
+    /// `at` must be writable for sixteen values; the processor must have the instructions of the implementation.
+    unsafe fn store(self, at: *mut f32);
     /// All lanes zero. # Safety: the processor must have the instructions of the implementation.
     unsafe fn zero() -> Self;
+    /// All lanes `value`. # Safety: as `zero`.
+    unsafe fn splat(value: f32) -> Self;
+    /// `self * a`, lane by lane. # Safety: as `zero`.
+    unsafe fn times(self, a: Self) -> Self;
     /// `self + a * b`, lane by lane. # Safety: as `zero`.
     unsafe fn add_product(self, a: Self, b: Self) -> Self;
     /// The lanes as an array. # Safety: as `zero`.
@@ -66,12 +71,24 @@ impl Lanes for PortableLanes {
         Self(unsafe { at.cast::<[f32; LANES]>().read_unaligned() })
     }
     #[inline(always)]
-    unsafe fn splat(value: f32) -> Self {
-        Self([value; LANES])
+    unsafe fn store(self, at: *mut f32) {
+        // SAFETY: the caller promises sixteen writable values; no alignment is asked for.
+        unsafe { at.cast::<[f32; LANES]>().write_unaligned(self.0) }
     }
     #[inline(always)]
     unsafe fn zero() -> Self {
         Self([0.0; LANES])
+    }
+    #[inline(always)]
+    unsafe fn splat(value: f32) -> Self {
+        Self([value; LANES])
+    }
+    #[inline(always)]
+    unsafe fn times(mut self, a: Self) -> Self {
+        for lane in 0..LANES {
+            self.0[lane] *= a.0[lane];
+        }
+        self
     }
     #[inline(always)]
     unsafe fn add_product(mut self, a: Self, b: Self) -> Self {
@@ -96,7 +113,7 @@ pub(crate) mod x86 {
     #[derive(Clone, Copy)]
     pub(crate) struct Avx2Lanes(__m256, __m256);
 
-    // SAFETY of each block below: the trait's callers promise the instructions and, for `load`, the memory.
+    // SAFETY of each block below: the trait's callers promise the instructions and, for `load` and `store`, the memory.
     impl Lanes for Avx2Lanes {
         const REGISTERS: usize = 2;
 
@@ -106,14 +123,27 @@ pub(crate) mod x86 {
             unsafe { Self(_mm256_loadu_ps(at), _mm256_loadu_ps(at.add(8))) }
         }
         #[inline(always)]
-        unsafe fn splat(value: f32) -> Self {
+        unsafe fn store(self, at: *mut f32) {
             // SAFETY: see above.
-            unsafe { Self(_mm256_set1_ps(value), _mm256_set1_ps(value)) }
+            unsafe {
+                _mm256_storeu_ps(at, self.0);
+                _mm256_storeu_ps(at.add(8), self.1);
+            }
         }
         #[inline(always)]
         unsafe fn zero() -> Self {
             // SAFETY: see above.
             unsafe { Self(_mm256_setzero_ps(), _mm256_setzero_ps()) }
+        }
+        #[inline(always)]
+        unsafe fn splat(value: f32) -> Self {
+            // SAFETY: see above.
+            unsafe { Self(_mm256_set1_ps(value), _mm256_set1_ps(value)) }
+        }
+        #[inline(always)]
+        unsafe fn times(self, a: Self) -> Self {
+            // SAFETY: see above.
+            unsafe { Self(_mm256_mul_ps(self.0, a.0), _mm256_mul_ps(self.1, a.1)) }
         }
         #[inline(always)]
         unsafe fn add_product(self, a: Self, b: Self) -> Self {
@@ -124,10 +154,7 @@ pub(crate) mod x86 {
         unsafe fn to_array(self) -> [f32; LANES] {
             let mut out = [0.0; LANES];
             // SAFETY: see above; the array has sixteen places.
-            unsafe {
-                _mm256_storeu_ps(out.as_mut_ptr(), self.0);
-                _mm256_storeu_ps(out.as_mut_ptr().add(8), self.1);
-            }
+            unsafe { self.store(out.as_mut_ptr()) };
             out
         }
     }
@@ -145,14 +172,24 @@ pub(crate) mod x86 {
             unsafe { Self(_mm512_loadu_ps(at)) }
         }
         #[inline(always)]
-        unsafe fn splat(value: f32) -> Self {
+        unsafe fn store(self, at: *mut f32) {
             // SAFETY: see above.
-            unsafe { Self(_mm512_set1_ps(value)) }
+            unsafe { _mm512_storeu_ps(at, self.0) }
         }
         #[inline(always)]
         unsafe fn zero() -> Self {
             // SAFETY: see above.
             unsafe { Self(_mm512_setzero_ps()) }
+        }
+        #[inline(always)]
+        unsafe fn splat(value: f32) -> Self {
+            // SAFETY: see above.
+            unsafe { Self(_mm512_set1_ps(value)) }
+        }
+        #[inline(always)]
+        unsafe fn times(self, a: Self) -> Self {
+            // SAFETY: see above.
+            unsafe { Self(_mm512_mul_ps(self.0, a.0)) }
         }
         #[inline(always)]
         unsafe fn add_product(self, a: Self, b: Self) -> Self {
@@ -163,7 +200,7 @@ pub(crate) mod x86 {
         unsafe fn to_array(self) -> [f32; LANES] {
             let mut out = [0.0; LANES];
             // SAFETY: see above; the array has sixteen places.
-            unsafe { _mm512_storeu_ps(out.as_mut_ptr(), self.0) };
+            unsafe { self.store(out.as_mut_ptr()) };
             out
         }
         /// The halves of all four are added at once.

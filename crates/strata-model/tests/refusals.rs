@@ -100,7 +100,7 @@ fn every_tensor_is_named_when_it_is_missing_or_has_another_shape() {
 
 #[test]
 fn values_that_cannot_be_are_refused_by_name() {
-    let cases: [(&str, Value, &str); 22] = [
+    let cases: [(&str, Value, &str); 24] = [
         ("general.architecture", Value::String("llama".to_owned()), "`llama` is not supported"),
         ("qwen4exp.block_count", Value::U32(0), "expected a size"),
         ("qwen4exp.block_count", Value::U32(1 << 24), "expected 1 to 4096"),
@@ -108,6 +108,8 @@ fn values_that_cannot_be_are_refused_by_name() {
         ("qwen4exp.embedding_length", Value::U32(u32::MAX), "expected a size"),
         ("qwen4exp.embedding_length", Value::I32(-64), "expected"),
         ("qwen4exp.ssm.state_size", Value::U32(1 << 15), "from 1 to 4096"),
+        ("qwen4exp.ssm.conv_kernel", Value::U32(9), "from 1 to 8"),
+        ("qwen4exp.ple.conv_kernel", Value::U32(9), "from 1 to 8"),
         ("qwen4exp.expert_used_count", Value::U32(1025), "from 1 to 1024"),
         ("qwen4exp.expert_feed_forward_length", Value::Array(Array::U32(vec![32, 64])), "different ones"),
         ("qwen4exp.expert_used_count", Value::U32(33), "33 experts a token of only 32"),

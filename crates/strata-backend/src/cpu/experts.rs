@@ -24,10 +24,7 @@ pub(super) fn route(
     // Which experts are chosen decides more than any rounding: the logits are float32.
     weights.multiply_exactly(cpu, router, pass.mixed.rows(rows.clone()), &mut s.a);
     let mut routes = Routes { ids: vec![0; rows.len() * top_k], weights: vec![0.0; rows.len() * top_k] };
-    let chosen = routes.ids.chunks_exact_mut(top_k).zip(routes.weights.chunks_exact_mut(top_k));
-    for (logits, (ids, weights)) in s.a.chunks_exact(experts).zip(chosen) {
-        route::choose(logits, ids, weights);
-    }
+    route::choose_rows(cpu, &s.a, experts, &mut routes.ids, &mut routes.weights);
     routes
 }
 
@@ -76,28 +73,24 @@ pub(super) fn combine(
     shared: &SharedExpert,
     s: &mut Scratch,
 ) {
-    let (hidden, top_k) = (pass.shape.hidden, pass.shape.top_k);
+    let hidden = pass.shape.hidden;
     let input = pass.mixed.rows(rows.clone());
     let (gate, up, down) = (&mut s.a, &mut s.b, &mut s.c);
     weights.multiply(cpu, shared.gate, input, gate);
     weights.multiply(cpu, shared.up, input, up);
-    silu_times(cpu.isa(), gate, up);
+    let (ff, up) = (gate.len() / rows.len(), &*up);
+    cpu.for_rows(gate, ff, |t, gate| silu_times(cpu.isa(), gate, &up[t * ff..][..ff]));
     weights.multiply(cpu, shared.down, gate, down);
 
     let gate_inp = weights.vector(shared.gate_inp);
-    for (row, out) in input.chunks_exact(hidden).zip(pass.shared_gate.rows_mut(rows.clone())) {
-        *out = sigmoid(dot(cpu.isa(), gate_inp, row));
-    }
-    let (shared, shared_gate) = (&*down, pass.shared_gate.rows(rows.clone()));
-    let (route_weights, outputs) = (pass.route_weights.rows(rows.clone()), pass.expert_output.rows(rows.clone()));
-    cpu.for_rows(pass.output.rows_mut(rows), hidden, |t, y| {
-        let outputs = &outputs[t * top_k * hidden..][..top_k * hidden];
-        kernels::combine(
-            &route_weights[t * top_k..][..top_k],
-            outputs,
-            shared_gate[t],
-            &shared[t * hidden..][..hidden],
-            y,
-        );
+    cpu.for_rows(pass.shared_gate.rows_mut(rows.clone()), 1, |t, out| {
+        out[0] = sigmoid(dot(cpu.isa(), gate_inp, &input[t * hidden..][..hidden]));
     });
+    let combined = kernels::Combined {
+        weights: pass.route_weights.rows(rows.clone()),
+        outputs: pass.expert_output.rows(rows.clone()),
+        shared_gate: pass.shared_gate.rows(rows.clone()),
+        shared: down,
+    };
+    kernels::combine(cpu, &combined, pass.output.rows_mut(rows));
 }

@@ -112,7 +112,6 @@ pub(super) struct Scratch {
     pub(super) c: Vec<f32>,
     pub(super) d: Vec<f32>,
     pub(super) e: Vec<f32>,
-    pub(super) f: Vec<f32>,
     pub(super) rope: Rope,
     /// `(cos, sin)`, `[rows][pairs]`.
     pub(super) angles: Vec<(f32, f32)>,

@@ -2,6 +2,7 @@
 
 use strata_kernels::Arithmetic;
 use strata_kernels::attention::KvCache;
+use strata_kernels::gdn;
 
 use super::zeroed;
 use crate::{BackendError, StatePart, StateShape};
@@ -13,8 +14,7 @@ pub(super) enum State {
 }
 
 pub(super) struct GdnState {
-    /// `[value_heads][d][d]`.
-    pub(super) matrix: Vec<f32>,
+    pub(super) matrix: gdn::State,
     pub(super) history: History,
 }
 
@@ -36,7 +36,10 @@ impl State {
     pub(super) fn new(shape: &StateShape, arithmetic: Arithmetic) -> Result<Self, BackendError> {
         Ok(match *shape {
             StateShape::Gdn { value_heads, head_dim, channels, history_rows } => Self::Gdn(GdnState {
-                matrix: zeroed(value_heads * head_dim * head_dim, "DeltaNet state")?,
+                matrix: gdn::State::new(value_heads, head_dim, head_dim).map_err(|_| BackendError::OutOfMemory {
+                    what: "DeltaNet state",
+                    bytes: value_heads * head_dim * head_dim * size_of::<f32>(),
+                })?,
                 history: History::new(history_rows, channels)?,
             }),
             StateShape::Ple { channels, history_rows } => Self::Ple(History::new(history_rows, channels)?),
@@ -56,7 +59,7 @@ impl State {
     pub(super) fn reset(&mut self) {
         match self {
             Self::Gdn(s) => {
-                s.matrix.fill(0.0);
+                s.matrix.reset();
                 s.history.rows.fill(0.0);
             }
             Self::Ple(history) => history.rows.fill(0.0),
@@ -70,7 +73,12 @@ impl State {
 
     pub(super) fn read(&self, part: StatePart) -> Vec<f32> {
         match (self, part) {
-            (Self::Gdn(s), StatePart::GdnMatrix) => s.matrix.clone(),
+            (Self::Gdn(s), StatePart::GdnMatrix) => {
+                let [heads, keys, width] = s.matrix.shape();
+                let mut out = vec![0.0; heads * keys * width];
+                out.chunks_exact_mut(keys * width).enumerate().for_each(|(h, rows)| s.matrix.read(h, rows));
+                out
+            }
             (Self::Gdn(s), StatePart::ConvHistory) => s.history.rows.clone(),
             (Self::Ple(history), StatePart::ConvHistory) => history.rows.clone(),
             (Self::Qsa(s), StatePart::Keys) => s.cache.keys(),

@@ -17,35 +17,27 @@ pub(super) fn read(
     s: &mut Scratch,
 ) {
     let hidden = pass.shape.hidden;
-    let wide = pass.streams.width;
+    let (wide, count) = (pass.streams.width, pass.shape.streams);
     let (normed, down, up) = (&mut s.a, &mut s.b, &mut s.c);
 
     normed.resize(rows.len() * wide, 0.0);
     let (streams, gamma) = (pass.streams.rows(rows.clone()), weights.vector(layer.norm));
-    cpu.for_rows(normed, wide, |t, out| {
-        norm::grouped_rms(&streams[t * wide..][..wide], gamma, hidden, layer.eps, out);
-    });
+    norm::grouped_rms(cpu, streams, gamma, hidden, layer.eps, normed);
 
     weights.multiply(cpu, layer.down, normed, down);
-    hyper::gate_activation(down, pass.shape.streams);
+    hyper::gate_activation(cpu, down, count);
     weights.multiply(cpu, layer.up, down, up);
-    let (normed, up) = (&*normed, &*up);
-    cpu.for_rows(pass.mixed.rows_mut(rows.clone()), hidden, |t, mixed| {
-        hyper::mix(cpu.isa(), &up[t * wide..][..wide], &normed[t * wide..][..wide], mixed);
-    });
+    hyper::mix(cpu, up, normed, hidden, pass.mixed.rows_mut(rows.clone()));
 
     if let Some(inject) = layer.inject {
         weights.multiply(cpu, inject, normed, down);
         let out = pass.inject.rows_mut(rows);
         out.copy_from_slice(down);
-        out.chunks_exact_mut(pass.shape.streams).for_each(hyper::inject_weights);
+        hyper::inject_weights(cpu.isa(), out, count);
     }
 }
 
 pub(super) fn write(cpu: &Cpu, pass: &mut Pass, rows: Range<usize>) {
-    let (wide, hidden, count) = (pass.streams.width, pass.shape.hidden, pass.shape.streams);
     let (inject, output) = (pass.inject.rows(rows.clone()), pass.output.rows(rows.clone()));
-    cpu.for_rows(pass.streams.rows_mut(rows), wide, |t, streams| {
-        hyper::write(streams, &inject[t * count..][..count], &output[t * hidden..][..hidden]);
-    });
+    hyper::write(cpu, pass.streams.rows_mut(rows), inject, output, pass.shape.hidden);
 }

@@ -2,12 +2,12 @@
 
 use proptest::prelude::*;
 use strata_gguf::TensorType;
-use strata_kernels::experts::{Choice, Expert, Outputs, combine, experts};
+use strata_kernels::experts::{Choice, Combined, Expert, Outputs, combine, experts};
 use strata_kernels::math::silu_times;
 use strata_kernels::matmul::{Matrix, matmul};
 use strata_kernels::{Cpu, Isa, route};
 
-use crate::reference::{Random, Weights, assert_close, bits, cpus, doubles, fast_cpus, poison, silu};
+use crate::reference::{Random, Weights, assert_close, bits, cpus, doubles, fast_cpus, poison, same_bits, silu};
 
 /// Weights of a few experts, inputs, and the choices of each expert.
 struct Case {
@@ -194,24 +194,70 @@ fn choices_that_share_a_place_or_have_none_are_refused() {
 #[test]
 fn combine_adds_in_the_order_of_choices() {
     // 1e8 + 1 is 1e8: any other order gives 1, or the 1 of the shared expert is lost.
-    let mut y = poison(1);
-    combine(&[1.0, 1.0, 1.0], &[1e8, 1.0, -1e8], 0.5, &[2.0], &mut y);
-    assert_eq!(y, [1.0]);
-    combine(&[1.0, 1.0, 1.0], &[1e8, -1e8, 1.0], 0.5, &[2.0], &mut y);
-    assert_eq!(y, [2.0]);
+    let outputs = [1e8, 1.0, -1e8, 1e8, -1e8, 1.0];
+    let rows = Combined { weights: &[1.0; 6], outputs: &outputs, shared_gate: &[0.5; 2], shared: &[2.0; 2] };
+    for (_, y) in same_bits(|cpu| {
+        let mut y = poison(2);
+        combine(cpu, &rows, &mut y);
+        y
+    }) {
+        assert_eq!(y, [1.0, 2.0]);
+    }
 }
 
 #[test]
 fn combine_matches_the_double_reference() {
     let mut random = Random::new(5);
-    for (top_k, width) in [(1, 1), (2, 37), (10, 128)] {
-        let (weights, outputs, shared) = (random.floats(top_k), random.floats(top_k * width), random.floats(width));
-        let mut y = poison(width);
-        combine(&weights, &outputs, -0.75, &shared, &mut y);
-        let weighted =
-            |i: usize| -> f64 { (0..top_k).map(|k| f64::from(weights[k]) * f64::from(outputs[k * width + i])).sum() };
-        let want: Vec<f64> = (0..width).map(|i| weighted(i) - 0.75 * f64::from(shared[i])).collect();
-        assert_close(&y, &want, 1e-6 * (top_k as f64 + 1.0), "combine");
+    for (rows, top_k, width) in
+        [(1, 1, 1), (3, 2, 37), (1, if cfg!(miri) { 1 } else { 3 }, 600), (if cfg!(miri) { 1 } else { 7 }, 10, 65)]
+    {
+        let (weights, outputs) = (random.floats(rows * top_k), random.floats(rows * top_k * width));
+        let (shared_gate, shared) = (random.floats(rows), random.floats(rows * width));
+        let want = |at: usize| -> f64 {
+            let (t, i) = (at / width, at % width);
+            let choices =
+                (t * top_k..(t + 1) * top_k).map(|k| f64::from(weights[k]) * f64::from(outputs[k * width + i]));
+            choices.sum::<f64>() + f64::from(shared_gate[t]) * f64::from(shared[at])
+        };
+        let want: Vec<f64> = (0..rows * width).map(want).collect();
+        let all = |from: usize, count: usize| Combined {
+            weights: &weights[from * top_k..][..count * top_k],
+            outputs: &outputs[from * top_k * width..][..count * top_k * width],
+            shared_gate: &shared_gate[from..][..count],
+            shared: &shared[from * width..][..count * width],
+        };
+        let results = same_bits(|cpu| {
+            let mut y = poison(rows * width);
+            combine(cpu, &all(0, rows), &mut y);
+            // Each row by itself has the same bytes.
+            for (t, row) in y.chunks_exact(width).enumerate() {
+                let mut alone = poison(width);
+                combine(cpu, &all(t, 1), &mut alone);
+                assert_eq!(bits(&alone), bits(row), "row {t}");
+            }
+            y
+        });
+        results.iter().for_each(|(isa, y)| assert_close(y, &want, 1e-6 * (top_k as f64 + 1.0), &format!("{isa}")));
+    }
+}
+
+#[test]
+fn rows_are_routed_as_they_are_alone() {
+    let mut random = Random::new(6);
+    let (rows, experts, top_k) = (23, 40, 5);
+    let logits = random.floats(rows * experts);
+    let (mut want_ids, mut want) = (vec![u32::MAX; rows * top_k], poison(rows * top_k));
+    let chosen = want_ids.chunks_exact_mut(top_k).zip(want.chunks_exact_mut(top_k));
+    for (logits, (ids, weights)) in logits.chunks_exact(experts).zip(chosen) {
+        route::choose(logits, ids, weights);
+    }
+    for (_, weights) in same_bits(|cpu| {
+        let (mut ids, mut weights) = (vec![u32::MAX; rows * top_k], poison(rows * top_k));
+        route::choose_rows(cpu, &logits, experts, &mut ids, &mut weights);
+        assert_eq!(ids, want_ids);
+        weights
+    }) {
+        assert_eq!(bits(&weights), bits(&want));
     }
 }
 

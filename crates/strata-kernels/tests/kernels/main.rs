@@ -9,7 +9,6 @@ mod decode;
 mod experts;
 #[cfg(target_arch = "x86_64")]
 mod fast;
-#[cfg(not(miri))] // plain Rust, and slow there
 mod gdn;
 mod matmul;
 mod reference;

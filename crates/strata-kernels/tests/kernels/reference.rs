@@ -35,6 +35,21 @@ pub(crate) fn is_fused(isa: Isa) -> bool {
     isa != Isa::Portable || cfg!(any(target_arch = "aarch64", target_feature = "fma"))
 }
 
+/// Runs `f` for every instruction set and number of threads: the bits are those of the instruction set, and of all fused
+/// ones. Returns them.
+pub(crate) fn same_bits(f: impl Fn(&Cpu) -> Vec<f32>) -> Vec<(Isa, Vec<f32>)> {
+    let mut results: Vec<(Isa, Vec<f32>)> = Vec::new();
+    for cpu in cpus() {
+        let got = f(&cpu);
+        let alike = |isa: Isa| isa == cpu.isa() || is_fused(isa) && is_fused(cpu.isa());
+        if let Some((isa, want)) = results.iter().find(|(isa, _)| alike(*isa)) {
+            assert_eq!(bits(&got), bits(want), "{} with {} threads, and {isa}", cpu.isa(), cpu.threads());
+        }
+        results.push((cpu.isa(), got));
+    }
+    results
+}
+
 /// SplitMix64: a small generator, so that a seed names a test case.
 pub(crate) struct Random(u64);
 

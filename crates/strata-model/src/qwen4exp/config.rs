@@ -1,5 +1,6 @@
 //! The numbers of a model, from metadata (spec 2), checked against each other.
 
+use strata_backend::MAX_CONV_TAPS;
 use strata_gguf::{Gguf, Metadata, MetadataError, Optional};
 
 use crate::ModelError;
@@ -270,7 +271,7 @@ fn read_gdn(keys: &Keys<'_>) -> Result<GdnConfig, ModelError> {
         key_heads: keys.size("ssm.group_count")?,
         value_heads: keys.size("ssm.time_step_rank")?,
         head_dim: keys.size_up_to("ssm.state_size", 4096)?,
-        conv_taps: keys.size("ssm.conv_kernel")?,
+        conv_taps: keys.size_up_to("ssm.conv_kernel", MAX_CONV_TAPS as u64)?,
     };
     divides("ssm.time_step_rank", config.value_heads, config.key_heads, "key heads")?;
     let inner = keys.size("ssm.inner_size")?;
@@ -317,7 +318,7 @@ fn read_ple(keys: &Keys<'_>, layers: usize) -> Result<Option<PleConfig>, ModelEr
         row_dim: keys.size("embedding_length_per_layer_input")?,
         ngram,
         heads_per_ngram,
-        conv_taps: keys.size("ple.conv_kernel")?,
+        conv_taps: keys.size_up_to("ple.conv_kernel", MAX_CONV_TAPS as u64)?,
         boundary_token: keys.0.u32(&Keys::key("ple.eos_token_id"))?,
         multipliers: keys.list("ple.layer_multipliers", ngram)?,
         head_rows: keys.list("ple.head_vocab_sizes", heads)?,
