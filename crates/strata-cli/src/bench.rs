@@ -12,20 +12,23 @@ use crate::flags::{DecodeFlags, KernelsFlags, PrefillFlags, TimingFlags};
 use crate::{input, interrupt, note, profile, setup};
 
 pub(crate) fn prefill(flags: &PrefillFlags) -> Result<(), CliError> {
-    model("prefill", 0, flags.tokens, &flags.timing)
+    model(None, flags.tokens, &flags.timing)
 }
 
 pub(crate) fn decode(flags: &DecodeFlags) -> Result<(), CliError> {
-    model("decode", flags.context_tokens, flags.tokens, &flags.timing)
+    model(Some(flags.context_tokens), flags.tokens, &flags.timing)
 }
 
-/// One way to run a model, what it is called, and what was measured.
+/// One way to run a model, and what it is called.
 struct Side {
     name: String,
     options: EngineOptions,
 }
 
-fn model(name: &str, context_tokens: usize, tokens: usize, flags: &TimingFlags) -> Result<(), CliError> {
+/// Times `tokens` tokens: one by one after so many others, or as a prompt.
+fn model(decode_after: Option<usize>, tokens: usize, flags: &TimingFlags) -> Result<(), CliError> {
+    let name = if decode_after.is_some() { "decode" } else { "prefill" };
+    let context_tokens = decode_after.unwrap_or(0);
     let sides = sides(flags)?;
     let text = flags.text.as_deref().map(input::text_file).transpose()?;
     interrupt::install()?;
@@ -33,9 +36,9 @@ fn model(name: &str, context_tokens: usize, tokens: usize, flags: &TimingFlags) 
     let open = |side: &Side| setup::open(&path, &side.options);
     let run = |engines: &mut [Engine]| {
         let ids = ids(&engines[0], text.as_deref(), context_tokens + tokens)?;
-        let work = match name {
-            "prefill" => Workload::Prefill { ids },
-            _ => Workload::Decode { context: ids[..context_tokens].to_vec(), ids: ids[context_tokens..].to_vec() },
+        let work = match decode_after {
+            None => Workload::Prefill { ids },
+            Some(after) => Workload::Decode { context: ids[..after].to_vec(), ids: ids[after..].to_vec() },
         };
         let timings = interrupt::stoppable(|stop| measure(engines, &work, flags.repeat, stop))?;
         let backends = engines.iter().map(|engine| engine.model().describe_backend());
@@ -60,7 +63,7 @@ fn model(name: &str, context_tokens: usize, tokens: usize, flags: &TimingFlags) 
         }
         if let Some(profile) = &timing.profile {
             let whose = if sides.len() > 1 { &side.name } else { backend };
-            note::line(format_args!("{whose}, {} runs", timing.seconds.len()));
+            note::line(format_args!("{whose}, all timed runs"));
             note::part(profile::table(profile));
         }
     }
@@ -159,7 +162,8 @@ fn write_timing(
     let context = if context_tokens > 0 { format!(" after {context_tokens}") } else { String::new() };
     let setting = if side.name.is_empty() { String::new() } else { format!("{}: ", side.name) };
     let runs = timing.seconds.len();
-    writeln!(out, "{setting}{name}, {} tokens{context}, {runs} runs on {backend}", timing.tokens)?;
+    let many = if runs == 1 { "" } else { "s" };
+    writeln!(out, "{setting}{name}, {} tokens{context}, {runs} run{many} on {backend}", timing.tokens)?;
     for (what, seconds) in [("median", spread.median), ("least", spread.min), ("most", spread.max)] {
         writeln!(out, "  {what:<8}{seconds:>9.4} s{:>10.1} tok/s", tokens / seconds)?;
     }

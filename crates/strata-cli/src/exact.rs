@@ -243,6 +243,8 @@ pub(crate) fn perplexity(flags: &PplFlags) -> Result<(), CliError> {
 
 #[cfg(test)]
 mod tests {
+    use strata_engine::{GdnForm, Isa};
+
     use super::*;
 
     #[test]

@@ -52,7 +52,7 @@ impl Peak {
         match (cpu.arithmetic(), cpu.isa()) {
             (Arithmetic::Float32, Isa::Amx) => Self::Float32(Isa::Avx512),
             (Arithmetic::Float32, isa) => Self::Float32(isa),
-            (Arithmetic::Bfloat16, Isa::Amx) if tile_flops().is_some() => Self::Bfloat16Tiles,
+            (Arithmetic::Bfloat16, Isa::Amx) if Self::Bfloat16Tiles.task().is_some() => Self::Bfloat16Tiles,
             (Arithmetic::Bfloat16, _) => Self::Bfloat16Dots,
         }
     }
@@ -112,15 +112,15 @@ impl Peak {
                 // SAFETY: the processor has AVX-512 with VNNI.
                 Some(|| unsafe { x86::int8_dots() })
             }
-            Self::Bfloat16Tiles | Self::Int8Tiles => tile_flops(),
+            Self::Bfloat16Tiles | Self::Int8Tiles => self.tiles(),
             _ => None,
         }
     }
-}
 
-/// A loop of tile products; there is none yet.
-fn tile_flops() -> Option<fn() -> usize> {
-    None
+    /// A loop of tile products; there is none yet.
+    fn tiles(self) -> Option<fn() -> usize> {
+        None
+    }
 }
 
 /// Bytes per second that all threads of `cpu` read of `bytes`, which must be much more than the caches hold.

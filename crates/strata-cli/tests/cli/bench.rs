@@ -74,7 +74,7 @@ fn a_synthetic_model_is_timed_on_the_ids_it_names() {
 #[test]
 fn the_shipped_model_is_timed_on_the_shipped_text() {
     let people = strata(&["bench", "decode", "-n", "2", "--context-tokens", "0", "--repeat", "1"]).ok();
-    for part in ["decode, 2 tokens, 1 runs on cpu", "tok/s", "GFLOP a token"] {
+    for part in ["decode, 2 tokens, 1 run on cpu", "tok/s", "GFLOP a token"] {
         assert!(people.contains(part), "{part}\n{people}");
     }
     strata(&["bench", "prefill", "-n", "5000", "--repeat", "1"]).fails(1, &["context of 4096", "--context"]);
