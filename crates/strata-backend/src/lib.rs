@@ -1,7 +1,8 @@
 //! The seam between a model's forward pass and the machine that computes it.
 //!
-//! Owns: the [`Backend`] trait, the handles and tickets that cross it, [`CpuBackend`] over the slice kernels, and
-//! [`RecordingBackend`], which computes nothing and remembers what it was asked.
+//! Owns: the [`Backend`] trait, the handles and tickets that cross it, [`CpuBackend`] over the slice kernels,
+//! [`ProfiledBackend`], which measures another one, and [`RecordingBackend`], which computes nothing and remembers what it
+//! was asked.
 //! Promises: operations on one pass take effect in the order in which they were enqueued; memory grows only when
 //! weights, a pass or a state are made.
 //! Refuses: to know files or architectures. There is no general tensor here: a few coarse operations on row ranges.
@@ -9,6 +10,7 @@
 mod cpu;
 mod error;
 mod layers;
+mod profiled;
 mod recording;
 
 use std::ops::Range;
@@ -19,6 +21,7 @@ use strata_store::{Area, Slot};
 pub use cpu::CpuBackend;
 pub use error::BackendError;
 pub use layers::{ExpertShape, Gdn, GdnForm, HyperRead, Indexer, Mixer, Ple, Qsa, SharedExpert};
+pub use profiled::{Operation, Profile, ProfiledBackend, SharedProfile, Spent};
 pub use recording::{Call, Recording, RecordingBackend};
 pub use strata_kernels::{Isa, UnavailableIsa, conv::MAX_TAPS as MAX_CONV_TAPS, experts::Choice};
 

@@ -3,9 +3,8 @@
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
-use clap::ValueEnum;
 use serde_json::json;
-use strata_engine::{EngineOptions, GdnForm, Isa, exact};
+use strata_engine::{EngineOptions, exact};
 
 use crate::error::CliError;
 use crate::flags::{DumpFlags, KldFlags, LogitsFlags, ParityFlags, PplFlags};
@@ -105,25 +104,11 @@ fn settings(text: &str) -> Result<Settings, CliError> {
             ))
         };
         let (key, value) = setting.split_once('=').ok_or_else(bad)?;
-        let number = |text: &str| text.parse::<usize>().map_err(|_| bad());
-        let positive = |text: &str| number(text).and_then(|n| if n > 0 { Ok(n) } else { Err(bad()) });
+        let positive = |text: &str| text.parse().ok().filter(|n| *n > 0).ok_or_else(bad);
         match key {
             "model" => model = Some(PathBuf::from(value)),
-            "threads" => options.threads = crate::flags::thread_count(value).map_err(|_| bad())?,
-            "context" => options.model.context_tokens = Some(positive(value)?),
-            "pass" => options.model.pass_tokens = positive(value)?,
-            "strip" => options.model.strip_rows = positive(value)?,
-            "qsa-block" => options.model.block_tokens = Some(number(value)?),
             "pieces" => pieces = value.split(':').map(positive).collect::<Result<_, _>>()?,
-            "isa" => options.isa = Some(Isa::ALL.into_iter().find(|isa| isa.name() == value).ok_or_else(bad)?),
-            "precise" => options.is_precise = value.parse().map_err(|_| bad())?,
-            "gdn" => {
-                options.model.gdn_form = match crate::flags::GdnFlag::from_str(value, false).map_err(|_| bad())? {
-                    crate::flags::GdnFlag::Recurrent => GdnForm::Recurrent,
-                    crate::flags::GdnFlag::Chunked => GdnForm::Chunked,
-                }
-            }
-            _ => return Err(bad()),
+            _ => setup::set_option(&mut options, key, value).ok_or_else(bad)?,
         }
     }
     Ok(Settings { model, options, pieces })
@@ -258,6 +243,8 @@ pub(crate) fn perplexity(flags: &PplFlags) -> Result<(), CliError> {
 
 #[cfg(test)]
 mod tests {
+    use strata_engine::{GdnForm, Isa};
+
     use super::*;
 
     #[test]

@@ -4,6 +4,10 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+pub(crate) use self::bench::{BenchCommand, DecodeFlags, DoctorFlags, KernelsFlags, PrefillFlags, TimingFlags};
+
+mod bench;
+
 /// Runs Mixture-of-Experts language models that are larger than memory.
 ///
 /// Without -m, the small model that comes with Strata is used.
@@ -37,6 +41,11 @@ pub(crate) enum Command {
     Eval(EvalCommand),
     /// Write a model of random weights with the shape, types and routing of a real one.
     Synth(SynthFlags),
+    /// Measure how fast a model or the kernels are.
+    #[command(subcommand)]
+    Bench(BenchCommand),
+    /// Show what this machine can do.
+    Doctor(DoctorFlags),
     /// Print a completion script for a shell.
     Completions {
         /// The shell.
@@ -138,6 +147,9 @@ pub(crate) struct RunFlags {
     /// What the model is told before the prompt.
     #[arg(long, value_name = "TEXT", conflicts_with = "raw")]
     pub(crate) system: Option<String>,
+    /// Show where the time goes, on standard error.
+    #[arg(long)]
+    pub(crate) profile: bool,
     #[command(flatten)]
     pub(crate) model: ModelFlags,
     #[command(flatten)]
@@ -232,7 +244,7 @@ pub(crate) struct DumpFlags {
 #[derive(Args, Debug)]
 pub(crate) struct ParityFlags {
     /// A dump's directory, or a way to run the text: settings `key=value`, separated by commas, of the keys model,
-    /// threads, isa, context, pass, strip, gdn, qsa-block and pieces (as in pieces=7:1:20); `default` = none.
+    /// threads, isa, precise, context, pass, strip, gdn, qsa-block and pieces (as in pieces=7:1:20); `default` = none.
     pub(crate) a: String,
     /// The other.
     pub(crate) b: String,

@@ -4,7 +4,9 @@
 //!
 //! Exit codes: 0 done; 1 it failed, or `parity` found a difference; 2 the command line is wrong; 130 stopped by Ctrl-C.
 
+mod bench;
 mod chat;
+mod doctor;
 mod error;
 mod exact;
 mod flags;
@@ -12,6 +14,7 @@ mod input;
 mod inspect;
 mod interrupt;
 mod note;
+mod profile;
 mod run;
 mod setup;
 mod synth;
@@ -22,7 +25,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser};
 
 use crate::error::CliError;
-use crate::flags::{Cli, Command, EvalCommand};
+use crate::flags::{BenchCommand, Cli, Command, EvalCommand};
 
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
@@ -44,6 +47,10 @@ fn main() -> ExitCode {
         Command::Kld(flags) => exact::kld(&flags),
         Command::Eval(EvalCommand::Ppl(flags)) => exact::perplexity(&flags),
         Command::Synth(flags) => synth::synth(&flags),
+        Command::Bench(BenchCommand::Prefill(flags)) => bench::prefill(&flags),
+        Command::Bench(BenchCommand::Decode(flags)) => bench::decode(&flags),
+        Command::Bench(BenchCommand::Kernels(flags)) => bench::kernels(&flags),
+        Command::Doctor(flags) => doctor::doctor(&flags),
         Command::Completions { shell } => completions(shell),
     };
     match result {

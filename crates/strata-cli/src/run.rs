@@ -2,17 +2,18 @@
 
 use std::io::Write;
 
-use strata_engine::{Engine, Finish, GenerateOptions, Generated};
+use strata_engine::{Engine, EngineOptions, Finish, GenerateOptions, Generated};
 
 use crate::error::CliError;
 use crate::flags::RunFlags;
-use crate::{input, interrupt, note, setup};
+use crate::{input, interrupt, note, profile, setup};
 
 pub(crate) fn run(flags: &RunFlags) -> Result<(), CliError> {
     let prompt = prompt(flags)?;
     interrupt::install()?;
     let path = setup::model_path(flags.model.model.as_deref())?;
-    let mut engine = setup::open(&path, &setup::engine_options(&flags.engine))?;
+    let engine_options = EngineOptions { is_profiled: flags.profile, ..setup::engine_options(&flags.engine) };
+    let mut engine = setup::open(&path, &engine_options)?;
     let ids = encode(&engine, flags, prompt)?;
     let options = GenerateOptions {
         max_tokens: flags.sampling.tokens,
@@ -22,6 +23,9 @@ pub(crate) fn run(flags: &RunFlags) -> Result<(), CliError> {
     let generated = stream(&mut engine, &mut session, &ids, &options)?;
     writeln!(std::io::stdout())?;
     note::line(summary(&generated));
+    if let Some(profile) = engine.take_profile() {
+        note::part(profile::table(&profile));
+    }
     match generated.finish {
         Finish::Stopped => Err(CliError::Interrupted),
         _ => Ok(()),

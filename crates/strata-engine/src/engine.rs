@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use serde_json::json;
-use strata_backend::{BackendError, CpuBackend, Isa, UnavailableIsa};
+use strata_backend::{Backend, BackendError, CpuBackend, Isa, Profile, ProfiledBackend, SharedProfile, UnavailableIsa};
 use strata_gguf::{Gguf, GgufError, Metadata, MetadataError, Optional};
+use strata_kernels::Cpu;
 use strata_model::ModelError;
 use strata_model::qwen4exp::{Model, Options as ModelOptions};
 use thiserror::Error;
@@ -95,15 +96,30 @@ pub struct EngineOptions {
     pub threads: usize,
     /// Whether to compute in float32 where the machine has something faster.
     pub is_precise: bool,
+    /// Whether to measure where the time goes ([`Engine::profile`]).
+    pub is_profiled: bool,
     /// How the model is run.
     pub model: ModelOptions,
+}
+
+impl EngineOptions {
+    /// The processor as these options use it.
+    ///
+    /// # Errors
+    /// When this machine cannot run the kernels asked for.
+    pub fn cpu(&self) -> Result<Cpu, UnavailableIsa> {
+        let isa = self.isa.unwrap_or_else(Isa::best);
+        if self.is_precise { Cpu::precise(isa, self.threads) } else { Cpu::fast(isa, self.threads) }
+    }
 }
 
 /// A model ready for use.
 pub struct Engine {
     pub(crate) model: Model,
     path: PathBuf,
-    gguf: Gguf,
+    pub(crate) gguf: Gguf,
+    pub(crate) options: EngineOptions,
+    profile: Option<SharedProfile>,
     // Made when they are first asked for, since a run on ids needs neither. Failures are kept as words: they are told to
     // everyone who asks.
     tokenizer: OnceLock<Result<Tokenizer, String>>,
@@ -119,14 +135,34 @@ impl Engine {
     pub fn open(path: &Path, options: &EngineOptions) -> Result<Self, EngineError> {
         let gguf = Gguf::open(path)?;
         let isa = options.isa.unwrap_or_else(Isa::best);
-        let backend = match options.is_precise {
+        let cpu_backend = match options.is_precise {
             true => CpuBackend::precise(isa, options.threads)?,
             false => CpuBackend::fast(isa, options.threads)?,
         };
-        let model = Model::load(&gguf, Box::new(backend), options.model.clone())
+        let mut backend: Box<dyn Backend> = Box::new(cpu_backend);
+        let mut profile = None;
+        if options.is_profiled {
+            let (profiled, shared) = ProfiledBackend::new(backend);
+            (backend, profile) = (Box::new(profiled), Some(shared));
+        }
+        let model = Model::load(&gguf, backend, options.model.clone())
             .map_err(|source| EngineError::Load { path: path.to_owned(), source })?;
         let path = path.to_owned();
-        Ok(Self { model, path, gguf, tokenizer: OnceLock::new(), template: OnceLock::new() })
+        let options = options.clone();
+        Ok(Self { model, path, gguf, options, profile, tokenizer: OnceLock::new(), template: OnceLock::new() })
+    }
+
+    /// Where the time went since it was last asked; `None` unless it is measured ([`EngineOptions::is_profiled`]).
+    pub fn take_profile(&mut self) -> Option<Profile> {
+        let profile = self.profile.as_ref()?;
+        Some(std::mem::take(&mut *profile.lock().unwrap_or_else(std::sync::PoisonError::into_inner)))
+    }
+
+    /// Makes `profile` what was measured so far: what came after [`take_profile`](Self::take_profile) is forgotten.
+    pub(crate) fn put_profile(&mut self, profile: Option<Profile>) {
+        if let (Some(shared), Some(profile)) = (&self.profile, profile) {
+            *shared.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = profile;
+        }
     }
 
     /// The file it was opened from.

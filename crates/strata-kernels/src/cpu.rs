@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::ops::Range;
+use std::sync::LazyLock;
 
 #[cfg(target_arch = "x86_64")]
 use crate::amx;
@@ -37,28 +38,37 @@ impl Isa {
 
     /// Whether this machine can run it.
     pub fn is_available(self) -> bool {
+        // Every kernel asks.
+        static AVAILABLE: LazyLock<[bool; 4]> =
+            LazyLock::new(|| Isa::ALL.map(|isa| isa.needs().iter().all(|need| (need.is_there)())));
+        AVAILABLE[self as usize]
+    }
+
+    /// What it needs and this machine lacks, in words; empty when it is available.
+    pub fn missing(self) -> Vec<&'static str> {
+        let mut missing: Vec<_> = self.needs().iter().filter(|need| !(need.is_there)()).map(|need| need.name).collect();
+        // Nothing can be granted where there is nothing.
+        if missing.len() > 1 {
+            missing.retain(|name| *name != GRANTED_TILES);
+        }
+        missing
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    fn needs(self) -> &'static [Need] {
+        &X86_NEEDS[..match self {
+            Self::Portable => 0,
+            Self::Avx2 => 3,
+            Self::Avx512 => 7,
+            Self::Amx => X86_NEEDS.len(),
+        }]
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    fn needs(self) -> &'static [Need] {
         match self {
-            Self::Portable => true,
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx2 => {
-                is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
-            }
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => {
-                Self::Avx2.is_available()
-                    && is_x86_feature_detected!("avx512f")
-                    && is_x86_feature_detected!("avx512bw")
-                    && is_x86_feature_detected!("avx512dq")
-                    && is_x86_feature_detected!("avx512vl")
-            }
-            #[cfg(target_arch = "x86_64")]
-            Self::Amx => {
-                Self::Avx512.fastest_arithmetic() == Arithmetic::Bfloat16
-                    && Self::Avx512.is_available()
-                    && amx::is_available()
-            }
-            #[cfg(not(target_arch = "x86_64"))]
-            _ => false,
+            Self::Portable => &[],
+            _ => &[Need { name: "an x86-64 processor", is_there: || false }],
         }
     }
 
@@ -76,6 +86,42 @@ impl Isa {
     /// The fastest family this machine can run.
     pub fn best() -> Self {
         Self::ALL.into_iter().rev().find(|isa| isa.is_available()).unwrap_or(Self::Portable)
+    }
+}
+
+/// A feature of the processor or the system.
+struct Need {
+    name: &'static str,
+    is_there: fn() -> bool,
+}
+
+const GRANTED_TILES: &str = "the system's leave to use AMX tiles";
+
+/// In the order of the families: each needs the first so many of them.
+#[cfg(target_arch = "x86_64")]
+const X86_NEEDS: [Need; 12] = [
+    Need { name: "AVX2", is_there: || is_x86_feature_detected!("avx2") },
+    Need { name: "FMA", is_there: || is_x86_feature_detected!("fma") },
+    Need { name: "F16C", is_there: || is_x86_feature_detected!("f16c") },
+    Need { name: "AVX512F", is_there: || is_x86_feature_detected!("avx512f") },
+    Need { name: "AVX512BW", is_there: || is_x86_feature_detected!("avx512bw") },
+    Need { name: "AVX512DQ", is_there: || is_x86_feature_detected!("avx512dq") },
+    Need { name: "AVX512VL", is_there: || is_x86_feature_detected!("avx512vl") },
+    Need { name: "AVX512_BF16", is_there: || is_x86_feature_detected!("avx512bf16") },
+    Need { name: "BMI2", is_there: || is_x86_feature_detected!("bmi2") },
+    Need { name: "AMX-TILE", is_there: || has_extended_feature(24) || amx::is_available() },
+    Need { name: "AMX-BF16", is_there: || has_extended_feature(22) || amx::is_available() },
+    Need { name: GRANTED_TILES, is_there: amx::is_available },
+];
+
+/// A bit of EDX of CPUID leaf 7: features that the standard library does not name yet.
+#[cfg(target_arch = "x86_64")]
+fn has_extended_feature(bit: u32) -> bool {
+    use std::arch::x86_64::{__cpuid_count, __get_cpuid_max};
+    // SAFETY: every x86-64 processor has CPUID. (Newer standard libraries say so themselves.)
+    #[allow(unused_unsafe)]
+    unsafe {
+        __get_cpuid_max(0).0 >= 7 && __cpuid_count(7, 0).edx >> bit & 1 == 1
     }
 }
 

@@ -22,6 +22,7 @@ pub mod inputs;
 pub mod math;
 pub mod matmul;
 pub mod norm;
+pub mod peaks;
 pub mod ple;
 mod pool;
 mod products;

@@ -1,6 +1,8 @@
 //! The `strata` command as a user meets it: the real program, real files, exit codes and what is printed where.
 
+mod bench;
 mod chat;
+mod doctor;
 mod exact;
 mod inspect;
 mod interrupt;

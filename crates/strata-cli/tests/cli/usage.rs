@@ -5,7 +5,7 @@ use std::process::Stdio;
 
 use crate::{command, strata};
 
-const COMMANDS: [&[&str]; 12] = [
+const COMMANDS: [&[&str]; 16] = [
     &[],
     &["run"],
     &["chat"],
@@ -17,6 +17,10 @@ const COMMANDS: [&[&str]; 12] = [
     &["kld"],
     &["eval", "ppl"],
     &["synth"],
+    &["bench", "prefill"],
+    &["bench", "decode"],
+    &["bench", "kernels"],
+    &["doctor"],
     &["completions"],
 ];
 
@@ -72,6 +76,17 @@ fn a_wrong_command_line_ends_with_2() {
         &["kld", "--save", "x"],
         &["kld", "--save", "x", "--against", "y"],
         &["kld", "--against", "y", "--ids", "1"],
+        &["bench"],
+        &["bench", "prefill", "--tokens", "0"],
+        &["bench", "prefill", "--repeat", "0"],
+        &["bench", "prefill", "--compare", "color=a,b"],
+        &["bench", "prefill", "--compare", "isa=avx2"],
+        &["bench", "prefill", "--compare", "pass=1,2,3"],
+        &["bench", "decode", "--compare", "strip=1,0"],
+        &["bench", "decode", "--compare", "precise=yes,no"],
+        &["bench", "kernels", "--filter", "no such kernel"],
+        &["bench", "kernels", "--weights-gb", "0.1"],
+        &["bench", "kernels", "--weights-gb", "nan"],
         &["eval", "ppl"],
         &["eval", "ppl", "--text", "x", "--window", "1"],
         &["completions"],

@@ -2,7 +2,7 @@
 //!
 //! Promises: the same seed and name give the same bytes; every block is valid and its scale finite; decoded weights have
 //! the standard deviation asked for and, since scales have either sign, a mean of about zero.
-//! Refuses: types that no shape uses.
+//! Refuses: types that neither a shape nor a benchmark uses.
 
 use strata_gguf::TensorType;
 use strata_quant::{decode_row, encode_row};
@@ -11,11 +11,11 @@ use crate::random;
 
 /// A counter-based generator (splitmix64): fast, and any number of independent ones by name.
 #[derive(Clone, Debug)]
-pub(super) struct Random(u64);
+pub(crate) struct Random(u64);
 
 impl Random {
     /// The generator of this name under `seed`.
-    pub(super) fn named(seed: u64, name: &str) -> Self {
+    pub(crate) fn named(seed: u64, name: &str) -> Self {
         // FNV-1a, then one step to mix it with the seed.
         let hash = name.bytes().fold(0xCBF2_9CE4_8422_2325, |hash: u64, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3)
@@ -24,23 +24,23 @@ impl Random {
         Self(hash ^ seeded.next())
     }
 
-    pub(super) fn next(&mut self) -> u64 {
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(random::STEP);
         random::number(self.0)
     }
 
     /// A number below `end`.
-    pub(super) fn below(&mut self, end: usize) -> usize {
+    pub(crate) fn below(&mut self, end: usize) -> usize {
         ((u128::from(self.next()) * end as u128) >> 64) as usize
     }
 
     /// A number in `0..1`.
-    pub(super) fn unit(&mut self) -> f64 {
+    pub(crate) fn unit(&mut self) -> f64 {
         random::unit(self.next())
     }
 
     /// A nearly normal number of mean 0 and variance 1: the sum of the four 16-bit parts of one number.
-    pub(super) fn normal(&mut self) -> f32 {
+    pub(crate) fn normal(&mut self) -> f32 {
         let bits = self.next();
         let sum: u64 = [0, 16, 32, 48].iter().map(|shift| bits >> shift & 0xFFFF).sum();
         // The parts are uniform over 2^16 values, whose variance is 2^32 / 12.
@@ -49,7 +49,7 @@ impl Random {
 }
 
 /// Bytes of `weights` random weights of standard deviation `std`.
-pub(super) fn random_blocks(ty: TensorType, std: f32, weights: usize, random: &mut Random) -> Vec<u8> {
+pub(crate) fn random_blocks(ty: TensorType, std: f32, weights: usize, random: &mut Random) -> Vec<u8> {
     if ty.block_weights() == 1 {
         let values: Vec<f32> = (0..weights).map(|_| random.normal() * std).collect();
         return encoded(ty, &values);
@@ -59,14 +59,14 @@ pub(super) fn random_blocks(ty: TensorType, std: f32, weights: usize, random: &m
 }
 
 /// Plain values in the types that are no blocks.
-pub(super) fn encoded(ty: TensorType, values: &[f32]) -> Vec<u8> {
+pub(crate) fn encoded(ty: TensorType, values: &[f32]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(values.len() * ty.block_bytes());
     encode_row(ty, values, &mut bytes).expect("F32, F16 and BF16 take any value");
     bytes
 }
 
 /// The nearest float16.
-pub(super) fn f16_bits(value: f32) -> u16 {
+pub(crate) fn f16_bits(value: f32) -> u16 {
     let bytes = encoded(TensorType::F16, &[value]);
     u16::from_le_bytes([bytes[0], bytes[1]])
 }
@@ -98,9 +98,18 @@ fn set_scale(ty: TensorType, block: &mut [u8], scale: u16) {
             return;
         }
         TensorType::Q8_0 | TensorType::Q2_0 | TensorType::IQ4_NL | TensorType::IQ4_XS => 0,
-        TensorType::IQ2_XXS | TensorType::IQ2_S | TensorType::IQ3_S => 0,
-        _ => unreachable!("no shape has {ty}"),
+        TensorType::IQ2_XXS | TensorType::IQ2_XS | TensorType::IQ2_S | TensorType::IQ3_S | TensorType::Q4_0 => 0,
+        // A scale of the scales and one of the minima.
+        TensorType::Q4_K | TensorType::Q5_K => {
+            set_magnitude(block, 2, scale);
+            0
+        }
+        _ => unreachable!("nobody asks for {ty}"),
     };
+    set_magnitude(block, at, scale);
+}
+
+fn set_magnitude(block: &mut [u8], at: usize, scale: u16) {
     let [low, high] = scale.to_le_bytes();
     block[at] = low;
     block[at + 1] = high & 0x7F | block[at + 1] & 0x80;
@@ -118,7 +127,7 @@ fn unit_std(ty: TensorType) -> f32 {
 mod tests {
     use super::*;
 
-    const TYPES: [TensorType; 12] = [
+    const TYPES: [TensorType; 16] = [
         TensorType::F32,
         TensorType::F16,
         TensorType::BF16,
@@ -131,6 +140,10 @@ mod tests {
         TensorType::IQ2_S,
         TensorType::IQ2_XXS,
         TensorType::IQ1_M,
+        TensorType::IQ2_XS,
+        TensorType::Q4_0,
+        TensorType::Q4_K,
+        TensorType::Q5_K,
     ];
 
     #[test]

@@ -6,7 +6,7 @@
 //! their names when they are whole, and what was begun is removed when writing ends early.
 //! Refuses: to replace a file.
 
-mod blocks;
+pub(crate) mod blocks;
 mod shapes;
 mod statistics;
 mod tokens;

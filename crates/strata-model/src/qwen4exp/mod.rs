@@ -2,6 +2,7 @@
 //! experts, hashed n-gram embeddings. One file per part; `forward` has the order of operations.
 
 mod config;
+mod flops;
 mod forward;
 mod gdn;
 mod head;
@@ -18,6 +19,7 @@ use strata_gguf::Gguf;
 use strata_store::{ExpertStore, FileReader, LayerRecords, Reader, Records, ResidentStore};
 
 pub use config::{AttentionConfig, Config, GdnConfig, MixerKind, MoeConfig, PleConfig};
+pub use flops::Flops;
 pub use forward::{LayerView, Moment, Observer, Rows, Unobserved};
 
 use self::head::Head;

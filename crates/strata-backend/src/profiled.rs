@@ -1,0 +1,330 @@
+//! A backend that measures how long another one takes for each operation.
+//!
+//! Promises: every call is passed on as it is, so results are those of the inner backend.
+//! Refuses: to look inside an operation. A backend that computes later than it is called shows its time where a result is
+//! waited for.
+
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use strata_store::{Area, Slot};
+
+use crate::{
+    Backend, BackendError, Choice, ExpertShape, Field, GroupEntry, HyperRead, MatrixData, MatrixId, Mixer, PassId,
+    PassShape, Ple, Routes, SharedExpert, StateId, StatePart, StateShape, Ticket, VectorId,
+};
+
+/// What time is spent on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)] // the first are methods of `Backend`, with the reading of what they gave
+pub enum Operation {
+    Embed,
+    AddNgrams,
+    ReadStreams,
+    MixGdn,
+    MixQsa,
+    WriteStreams,
+    Route,
+    Forecast,
+    Experts,
+    Combine,
+    Head,
+    /// Between operations: until table rows of the n-gram module are there.
+    HostNgramRows,
+    /// Between operations: until experts are there.
+    HostExperts,
+    /// Between all other operations of a pass.
+    HostRest,
+}
+
+impl Operation {
+    /// Every one.
+    pub const ALL: [Self; 14] = [
+        Self::Embed,
+        Self::AddNgrams,
+        Self::ReadStreams,
+        Self::MixGdn,
+        Self::MixQsa,
+        Self::WriteStreams,
+        Self::Route,
+        Self::Forecast,
+        Self::Experts,
+        Self::Combine,
+        Self::Head,
+        Self::HostNgramRows,
+        Self::HostExperts,
+        Self::HostRest,
+    ];
+
+    /// For people.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Embed => "embed",
+            Self::AddNgrams => "n-grams",
+            Self::ReadStreams => "read streams",
+            Self::MixGdn => "mix gdn",
+            Self::MixQsa => "mix qsa",
+            Self::WriteStreams => "write streams",
+            Self::Route => "route",
+            Self::Forecast => "forecast",
+            Self::Experts => "experts",
+            Self::Combine => "combine",
+            Self::Head => "head",
+            Self::HostNgramRows => "host: n-gram rows",
+            Self::HostExperts => "host: experts at hand",
+            Self::HostRest => "host: the rest",
+        }
+    }
+}
+
+/// Time of an operation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Spent {
+    /// Calls, or times between calls.
+    pub calls: u64,
+    /// All of them together.
+    pub time: Duration,
+}
+
+/// Where the time of passes went.
+#[derive(Clone, Debug, Default)]
+pub struct Profile {
+    spent: [Spent; Operation::ALL.len()],
+    /// Layers that passes went through.
+    pub layers: u64,
+}
+
+impl Profile {
+    /// Time of an operation.
+    pub fn of(&self, operation: Operation) -> Spent {
+        self.spent[operation as usize]
+    }
+
+    /// Time of all passes.
+    pub fn total(&self) -> Duration {
+        self.spent.iter().map(|spent| spent.time).sum()
+    }
+
+    fn add(&mut self, operation: Operation, time: Duration, calls: u64) {
+        let spent = &mut self.spent[operation as usize];
+        spent.calls += calls;
+        spent.time += time;
+    }
+}
+
+/// A profile that a [`ProfiledBackend`] writes and others may look at, or empty.
+pub type SharedProfile = Arc<Mutex<Profile>>;
+
+/// Measures the operations of `inner`.
+pub struct ProfiledBackend {
+    inner: Box<dyn Backend>,
+    profile: SharedProfile,
+    /// End of the last operation.
+    last: Option<Instant>,
+}
+
+impl ProfiledBackend {
+    /// Measures into a new profile, which comes with it.
+    pub fn new(inner: Box<dyn Backend>) -> (Self, SharedProfile) {
+        let profile = SharedProfile::default();
+        (Self { inner, profile: profile.clone(), last: None }, profile)
+    }
+
+    fn profile(&self) -> MutexGuard<'_, Profile> {
+        self.profile.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Runs `call` of the inner backend, of which the caller's time before it was spent on `before` (`None`: on nothing of
+    /// a pass).
+    fn timed<T>(
+        &mut self,
+        operation: Operation,
+        before: Option<Operation>,
+        calls: u64,
+        call: impl FnOnce(&mut dyn Backend) -> T,
+    ) -> T {
+        let start = Instant::now();
+        let result = call(self.inner.as_mut());
+        let end = Instant::now();
+        let mut profile = self.profile();
+        if let (Some(before), Some(last)) = (before, self.last) {
+            profile.add(before, start - last, 1);
+        }
+        profile.add(operation, end - start, calls);
+        drop(profile);
+        self.last = Some(end);
+        result
+    }
+
+    /// Runs an operation.
+    fn operation<T>(&mut self, operation: Operation, call: impl FnOnce(&mut dyn Backend) -> T) -> T {
+        self.timed(operation, Some(Operation::HostRest), 1, call)
+    }
+
+    /// Reads what an operation gave.
+    fn reading<T>(&mut self, operation: Operation, call: impl FnOnce(&mut dyn Backend) -> T) -> T {
+        self.timed(operation, Some(Operation::HostRest), 0, call)
+    }
+}
+
+impl Backend for ProfiledBackend {
+    fn describe(&self) -> String {
+        self.inner.describe()
+    }
+
+    fn allocate_areas(&mut self, sizes_bytes: &[usize]) -> Result<Vec<Area>, BackendError> {
+        self.inner.allocate_areas(sizes_bytes)
+    }
+
+    fn load_matrix(&mut self, matrix: MatrixData) -> MatrixId {
+        self.inner.load_matrix(matrix)
+    }
+
+    fn load_vector(&mut self, values: Vec<f32>) -> VectorId {
+        self.inner.load_vector(values)
+    }
+
+    fn new_pass(&mut self, shape: &PassShape) -> Result<PassId, BackendError> {
+        self.inner.new_pass(shape)
+    }
+
+    fn new_state(&mut self, shape: &StateShape) -> Result<StateId, BackendError> {
+        self.inner.new_state(shape)
+    }
+
+    fn reset_state(&mut self, state: StateId) {
+        self.inner.reset_state(state);
+    }
+
+    fn free_state(&mut self, state: StateId) {
+        self.inner.free_state(state);
+    }
+
+    fn embed(&mut self, pass: PassId, first_row: usize, table: MatrixId, ids: &[u32]) -> Result<(), BackendError> {
+        // A pass begins: what was before is none of its time.
+        self.timed(Operation::Embed, None, 1, |inner| inner.embed(pass, first_row, table, ids))
+    }
+
+    fn add_ngrams(&mut self, pass: PassId, rows: Range<usize>, layer: &Ple, state: StateId, table_rows: &[u8]) {
+        self.timed(Operation::AddNgrams, Some(Operation::HostNgramRows), 1, |inner| {
+            inner.add_ngrams(pass, rows, layer, state, table_rows);
+        });
+    }
+
+    fn read_streams(&mut self, pass: PassId, rows: Range<usize>, layer: &HyperRead) {
+        self.operation(Operation::ReadStreams, |inner| inner.read_streams(pass, rows, layer));
+    }
+
+    fn mix(&mut self, pass: PassId, rows: Range<usize>, mixer: &Mixer, state: StateId) -> Result<(), BackendError> {
+        let operation = match mixer {
+            Mixer::Gdn(_) => Operation::MixGdn,
+            Mixer::Qsa(_) => Operation::MixQsa,
+        };
+        if rows.start == 0 {
+            self.profile().layers += 1;
+        }
+        self.operation(operation, |inner| inner.mix(pass, rows, mixer, state))
+    }
+
+    fn write_streams(&mut self, pass: PassId, rows: Range<usize>) {
+        self.operation(Operation::WriteStreams, |inner| inner.write_streams(pass, rows));
+    }
+
+    fn route(&mut self, pass: PassId, rows: Range<usize>, router: MatrixId) -> Ticket {
+        self.operation(Operation::Route, |inner| inner.route(pass, rows, router))
+    }
+
+    fn forecast(&mut self, pass: PassId, rows: Range<usize>, router: MatrixId) -> Ticket {
+        self.operation(Operation::Forecast, |inner| inner.forecast(pass, rows, router))
+    }
+
+    fn take_routes(&mut self, ticket: Ticket, routes: &mut Routes) -> Result<(), BackendError> {
+        self.reading(Operation::Route, |inner| inner.take_routes(ticket, routes))
+    }
+
+    fn experts(
+        &mut self,
+        pass: PassId,
+        shape: &ExpertShape,
+        slots: Vec<Slot>,
+        group: &[GroupEntry],
+        choices: &[Choice],
+    ) -> Ticket {
+        self.timed(Operation::Experts, Some(Operation::HostExperts), 1, |inner| {
+            inner.experts(pass, shape, slots, group, choices)
+        })
+    }
+
+    fn take_slots(&mut self, ticket: Ticket, slots: &mut Vec<Slot>) -> Result<(), BackendError> {
+        self.reading(Operation::Experts, |inner| inner.take_slots(ticket, slots))
+    }
+
+    fn combine(&mut self, pass: PassId, rows: Range<usize>, shared: &SharedExpert) {
+        self.operation(Operation::Combine, |inner| inner.combine(pass, rows, shared));
+    }
+
+    fn head(&mut self, pass: PassId, rows: Range<usize>, last_read: &HyperRead, output: MatrixId) -> Ticket {
+        self.operation(Operation::Head, |inner| inner.head(pass, rows, last_read, output))
+    }
+
+    fn take_logits(&mut self, ticket: Ticket, logits: &mut Vec<f32>) -> Result<(), BackendError> {
+        self.reading(Operation::Head, |inner| inner.take_logits(ticket, logits))
+    }
+
+    fn read_field(&mut self, pass: PassId, field: Field, rows: Range<usize>) -> Vec<f32> {
+        self.inner.read_field(pass, field, rows)
+    }
+
+    fn selected_blocks(&mut self, pass: PassId, row: usize) -> Option<Vec<u32>> {
+        self.inner.selected_blocks(pass, row)
+    }
+
+    fn read_state(&mut self, state: StateId, part: StatePart) -> Vec<f32> {
+        self.inner.read_state(state, part)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::RecordingBackend;
+
+    /// The calls of two strips of a layer reach the inner backend as they are, and are counted.
+    #[test]
+    fn calls_are_passed_on_and_counted() {
+        let inner = RecordingBackend::default();
+        let recording = inner.recording();
+        let (mut backend, profile) = ProfiledBackend::new(Box::new(inner));
+        let matrix = MatrixData { ty: strata_gguf::TensorType::F32, rows: 4, cols: 1, scale: 1.0, bytes: vec![0; 16] };
+        let (router, norm) = (backend.load_matrix(matrix), backend.load_vector(vec![1.0]));
+        let shape = PassShape {
+            rows: 4,
+            strip_rows: 2,
+            streams: 1,
+            hidden: 1,
+            experts: 4,
+            top_k: 2,
+            expert_ff: 1,
+            keep_details: false,
+        };
+        let pass = backend.new_pass(&shape).unwrap();
+        let read = HyperRead { norm, down: router, up: router, inject: None, eps: 1.0 };
+        backend.embed(pass, 0, router, &[1, 2, 3, 0]).unwrap();
+        let mut routes = Routes::default();
+        for rows in [0..2, 2..4] {
+            backend.read_streams(pass, rows.clone(), &read);
+            let ticket = backend.route(pass, rows, router);
+            backend.take_routes(ticket, &mut routes).unwrap();
+        }
+        assert_eq!(routes.ids, [2, 3, 3, 0], "the recording backend's rule");
+        assert_eq!(recording.lock().unwrap().calls.len(), 5);
+        assert_eq!(recording.lock().unwrap().unread_results, 0);
+
+        let profile = profile.lock().unwrap().clone();
+        let calls = |operation| profile.of(operation).calls;
+        assert_eq!((calls(Operation::Embed), calls(Operation::ReadStreams), calls(Operation::Route)), (1, 2, 2));
+        assert_eq!((calls(Operation::HostRest), calls(Operation::Experts)), (6, 0));
+        assert_eq!(profile.total(), Operation::ALL.iter().map(|o| profile.of(*o).time).sum::<Duration>());
+    }
+}
