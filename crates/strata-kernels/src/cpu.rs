@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::ops::Range;
-use std::sync::LazyLock;
+use std::sync::OnceLock;
 
 #[cfg(target_arch = "x86_64")]
 use crate::amx;
@@ -38,10 +38,9 @@ impl Isa {
 
     /// Whether this machine can run it.
     pub fn is_available(self) -> bool {
-        // Every kernel asks.
-        static AVAILABLE: LazyLock<[bool; 4]> =
-            LazyLock::new(|| Isa::ALL.map(|isa| isa.needs().iter().all(|need| (need.is_there)())));
-        AVAILABLE[self as usize]
+        // Every kernel asks. One answer for each, since one's may depend on another's.
+        static AVAILABLE: [OnceLock<bool>; 4] = [const { OnceLock::new() }; 4];
+        *AVAILABLE[self as usize].get_or_init(|| self.needs().iter().all(|need| (need.is_there)()))
     }
 
     /// What it needs and this machine lacks, in words; empty when it is available.
