@@ -67,7 +67,7 @@ fn logits_are_those_of_the_reference() {
     for name in ["mini4", "moe8ple", "longqsa"] {
         let model = Oracle::new(name);
         let output = dir.path().join(name);
-        let ran = model.runs(&["logits", "-o", arg(&output)]);
+        let ran = model.runs(&["logits", "--precise", "-o", arg(&output)]);
         let (shape, expected) = f32s(Path::new(&model.reference), "prefill.logits");
         assert!(ran.stderr.contains(&format!("{shape:?}")), "{ran:?}");
         assert_eq!(ran.ok(), "");
@@ -84,7 +84,7 @@ fn logits_of_the_shipped_model_are_those_of_its_reference() {
     let ids_file = dir.path().join("ids.txt");
     std::fs::write(&ids_file, recorded_ids(&reference, "prompt0.token_ids").replace(",", " \n")).unwrap();
     let output = dir.path().join("logits");
-    strata(&["logits", "--ids-file", arg(&ids_file), "-o", arg(&output)]).ok();
+    strata(&["logits", "--precise", "--ids-file", arg(&ids_file), "-o", arg(&output)]).ok();
     let (shape, got) = f32s(&output, "logits");
     assert_eq!(shape, [256, 16384]);
     let (_, expected) = f32s(&reference, "prompt0.logits_last16");
@@ -156,7 +156,7 @@ fn dumps_of_one_arithmetic_are_equal() {
     let model = Oracle::new("moe8ple");
     let dump = |name: &str, more: &[&str]| {
         let path = dir.path().join("made").join(name);
-        let ran = model.runs(&[&["dump", "-o", arg(&path)], more].concat());
+        let ran = model.runs(&[&["dump", "--precise", "-o", arg(&path)], more].concat());
         assert!(ran.stderr.contains("72 positions, 8 layers"), "{ran:?}");
         assert_eq!(ran.ok(), "");
         path
@@ -184,8 +184,8 @@ fn dumps_of_one_arithmetic_are_equal() {
     }
 
     // A dump against a run of the same text, and of another.
-    model.runs(&["parity", arg(&usual), "pass=3"]).ok();
-    model.runs(&["parity", arg(&usual), "pass=3", "--limit", "9"]).fails(1, &["another text"]);
+    model.runs(&["parity", arg(&usual), "precise=true,pass=3"]).ok();
+    model.runs(&["parity", arg(&usual), "precise=true,pass=3", "--limit", "9"]).fails(1, &["another text"]);
     // A damaged one.
     let file = cut.join("layer03.00000000.safetensors");
     let bytes = std::fs::read(&file).unwrap();
@@ -238,10 +238,12 @@ fn divergence_from_itself_is_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let record = dir.path().join("record");
     let model = Oracle::new("longqsa");
-    assert_eq!(model.runs(&["kld", "--save", arg(&record)]).ok(), "");
+    assert_eq!(model.runs(&["kld", "--precise", "--save", arg(&record)]).ok(), "");
     let against = |more: &[&str]| -> Value {
-        serde_json::from_str(&model.knows(&[&["kld", "--json", "--against", arg(&record)], more].concat()).ok())
-            .unwrap()
+        serde_json::from_str(
+            &model.knows(&[&["kld", "--precise", "--json", "--against", arg(&record)], more].concat()).ok(),
+        )
+        .unwrap()
     };
     let same = against(&["--threads", "1", "--pass", "10"]);
     assert_eq!((same["mean_kl"].as_f64(), same["max_kl"].as_f64()), (Some(0.0), Some(0.0)));
@@ -251,7 +253,7 @@ fn divergence_from_itself_is_nothing() {
     assert!(mean != 0.0 && mean.abs() < 1e-9, "{chunked}");
     let dense = against(&["--qsa-block", "0"]);
     assert!(dense["mean_kl"].as_f64().unwrap() > 1e-9, "{dense}");
-    let table = model.knows(&["kld", "--against", arg(&record)]).ok();
+    let table = model.knows(&["kld", "--precise", "--against", arg(&record)]).ok();
     assert!(table.contains("mean KL          0.000e0 nats") && table.contains("100.00 %"), "{table}");
 
     strata(&["kld", "--against", arg(&record)]).fails(1, &[arg(&record), "[202, 16384]"]);
