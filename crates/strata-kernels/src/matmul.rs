@@ -109,11 +109,13 @@ pub(crate) unsafe fn multiply_panel(
     panel: &mut Panel,
 ) {
     let end = w.rows.min(first + PANEL_ROWS);
-    // With few inputs the decoded rows are read once: then the fewer there are, the nearer they still lie.
-    // Tiles take sixteen at the price of one.
+    // With few inputs the decoded rows are read once: then the fewer there are, the nearer they still lie. Unless they
+    // are never written, or sixteen inputs cost as much as one.
     let step = match x.form {
         #[cfg(target_arch = "x86_64")]
         Form::Packed(_) => PANEL_ROWS,
+        #[cfg(target_arch = "x86_64")]
+        Form::Lines(_) if x.rows <= MOST_DECODED_ROWS => PANEL_ROWS,
         _ if x.rows < 8 => 4,
         _ => PANEL_ROWS,
     };

@@ -12,7 +12,7 @@ use strata_gguf::TensorType;
 use strata_quant::decode_row;
 
 #[cfg(target_arch = "x86_64")]
-pub(crate) use self::rows::dots;
+pub(crate) use self::rows::{dots, dots_of_two};
 use crate::{Arithmetic, Isa, UnavailableIsa};
 
 #[cfg(target_arch = "x86_64")]

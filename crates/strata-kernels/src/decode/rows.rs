@@ -10,6 +10,33 @@ use super::sink::{Dots, Memory, Sink};
 use crate::bfloat16::round;
 use crate::products::Line;
 
+/// Calls `$each_block` with the decoder of a type, or does `$otherwise`.
+macro_rules! decoder {
+    ($ty:expr, $each_block:ident, $otherwise:expr) => {
+        match $ty {
+            TensorType::F32 => $each_block!(bfloat16::f32),
+            TensorType::F16 => $each_block!(bfloat16::f16_values),
+            TensorType::BF16 => $each_block!(bfloat16::bf16),
+            TensorType::Q4_0 => $each_block!(bfloat16::q4_0),
+            TensorType::Q8_0 => $each_block!(bfloat16::q8_0),
+            TensorType::Q2_0 => $each_block!(bfloat16::q2_0),
+            TensorType::IQ4_NL => $each_block!(bfloat16::iq4_nl),
+            TensorType::IQ4_XS => $each_block!(bfloat16::iq4_xs),
+            TensorType::Q4_K => $each_block!(bfloat16::q4_k),
+            TensorType::Q5_K => $each_block!(bfloat16::q5_k),
+            TensorType::Q6_K => $each_block!(bfloat16::q6_k),
+            TensorType::IQ1_S => $each_block!(bfloat16::iq1_s),
+            TensorType::IQ1_M => $each_block!(bfloat16::iq1_m),
+            TensorType::IQ2_XXS => $each_block!(bfloat16::iq2_xxs),
+            TensorType::IQ2_XS => $each_block!(bfloat16::iq2_xs),
+            TensorType::IQ2_S => $each_block!(bfloat16::iq2_s),
+            TensorType::IQ3_XXS => $each_block!(bfloat16::iq3_xxs),
+            TensorType::IQ3_S => $each_block!(bfloat16::iq3_s),
+            _ => $otherwise,
+        }
+    };
+}
+
 /// Decodes whole blocks.
 ///
 /// # Safety
@@ -34,14 +61,51 @@ pub(super) unsafe fn to_memory(ty: TensorType, blocks: &[u8], out: &mut [u16]) {
     }
 }
 
-/// The sums of a weight row, given as its blocks, with `C` input rows, each `row_lines` lines long and as long as it.
+/// The sums of two weight rows, given as their blocks, with `C` input rows, each `row_lines` lines long and as long as
+/// they are. The rows are decoded side by side: the sums of one alone would wait for each other.
 ///
 /// # Safety
 /// `x` must be readable so far.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,f16c,bmi2")]
+pub(crate) unsafe fn dots_of_two<const C: usize>(
+    ty: TensorType,
+    rows: [&[u8]; 2],
+    x: *const Line,
+    row_lines: usize,
+) -> [[__m512; C]; 2] {
+    // A function for each type: in one for all, the compiler unrolls no loop.
+    macro_rules! each_block {
+        ($block:path) => {{
+            #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,f16c,bmi2")]
+            unsafe fn of_type<const C: usize>(rows: [&[u8]; 2], x: *const Line, row_lines: usize) -> [[__m512; C]; 2] {
+                let none = [_mm512_setzero_ps(); C];
+                let mut a = Dots { next: x, row_lines, sums: none };
+                let mut b = Dots { next: x, row_lines, sums: none };
+                for (first, second) in rows[0].as_chunks().0.iter().zip(rows[1].as_chunks().0) {
+                    // SAFETY: as many lines as weights, by the caller's promise; the instructions are enabled here.
+                    unsafe {
+                        $block(first, &mut a);
+                        $block(second, &mut b);
+                    }
+                }
+                [a.sums, b.sums]
+            }
+            // SAFETY: as above.
+            unsafe { of_type::<C>(rows, x, row_lines) }
+        }};
+    }
+    // SAFETY: as above.
+    decoder!(ty, each_block, unsafe { [dots(ty, rows[0], x, row_lines), dots(ty, rows[1], x, row_lines)] })
+}
+
+/// [`dots_of_two`] of one row.
+///
+/// # Safety
+/// As there.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,f16c,bmi2")]
 pub(crate) unsafe fn dots<const C: usize>(ty: TensorType, row: &[u8], x: *const Line, row_lines: usize) -> [__m512; C] {
     let mut dots = Dots { next: x, row_lines, sums: [_mm512_setzero_ps(); C] };
-    // SAFETY: as many lines as weights, by the caller's promise; the instructions are enabled here.
+    // SAFETY: as there.
     unsafe { decode(ty, row, &mut dots) };
     dots.sums
 }
@@ -60,28 +124,8 @@ unsafe fn decode<S: Sink>(ty: TensorType, blocks: &[u8], sink: &mut S) {
             }
         };
     }
-    match ty {
-        TensorType::F32 => each_block!(bfloat16::f32),
-        TensorType::F16 => each_block!(bfloat16::f16_values),
-        TensorType::BF16 => each_block!(bfloat16::bf16),
-        TensorType::Q4_0 => each_block!(bfloat16::q4_0),
-        TensorType::Q8_0 => each_block!(bfloat16::q8_0),
-        TensorType::Q2_0 => each_block!(bfloat16::q2_0),
-        TensorType::IQ4_NL => each_block!(bfloat16::iq4_nl),
-        TensorType::IQ4_XS => each_block!(bfloat16::iq4_xs),
-        TensorType::Q4_K => each_block!(bfloat16::q4_k),
-        TensorType::Q5_K => each_block!(bfloat16::q5_k),
-        TensorType::Q6_K => each_block!(bfloat16::q6_k),
-        TensorType::IQ1_S => each_block!(bfloat16::iq1_s),
-        TensorType::IQ1_M => each_block!(bfloat16::iq1_m),
-        TensorType::IQ2_XXS => each_block!(bfloat16::iq2_xxs),
-        TensorType::IQ2_XS => each_block!(bfloat16::iq2_xs),
-        TensorType::IQ2_S => each_block!(bfloat16::iq2_s),
-        TensorType::IQ3_XXS => each_block!(bfloat16::iq3_xxs),
-        TensorType::IQ3_S => each_block!(bfloat16::iq3_s),
-        // SAFETY: as above.
-        _ => unsafe { by_definition(ty, blocks, sink) },
-    }
+    // SAFETY: as above.
+    decoder!(ty, each_block, unsafe { by_definition(ty, blocks, sink) });
 }
 
 /// The types without a decoder of their own: in float32, a few weights at a time, then rounded.

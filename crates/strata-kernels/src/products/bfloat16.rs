@@ -8,7 +8,7 @@ use std::arch::x86_64::*;
 use strata_gguf::TensorType;
 
 use super::{LINE, Line, Out, WeightRows};
-use crate::decode::dots;
+use crate::decode::{dots, dots_of_two};
 
 /// Input rows of a register tile.
 const TILE_ROWS: usize = 6;
@@ -178,18 +178,20 @@ unsafe fn multiply_decoded<const C: usize>(
     // SAFETY: as above.
     unsafe {
         let row = |n: usize| &blocks[n * row_bytes..][..row_bytes];
-        let mut n = 0;
-        while n + TILE_WEIGHTS <= count {
-            let mut sums = [[_mm512_setzero_ps(); C]; TILE_WEIGHTS];
-            for r in 0..TILE_WEIGHTS {
-                sums[r] = dots(ty, row(n + r), x.as_ptr(), lines);
+        // Two runs of rows, so that memory is read in two runs, too.
+        let half = count / 4 * 2;
+        for n in (0..half).step_by(2) {
+            let [a, b] = dots_of_two::<C>(ty, [row(n), row(half + n)], x.as_ptr(), lines);
+            let [c, d] = dots_of_two::<C>(ty, [row(n + 1), row(half + n + 1)], x.as_ptr(), lines);
+            let scale = _mm_set1_ps(out.scale());
+            for t in 0..C {
+                let four = _mm_mul_ps(fold_four(a[t], c[t], b[t], d[t]), scale);
+                _mm_storel_pd(out.at(t, n).cast(), _mm_castps_pd(four));
+                _mm_storeh_pd(out.at(t, half + n).cast(), _mm_castps_pd(four));
             }
-            put(sums, 0, n, out);
-            n += TILE_WEIGHTS;
         }
-        while n < count {
+        for n in 2 * half..count {
             put::<1, C>([dots(ty, row(n), x.as_ptr(), lines)], 0, n, out);
-            n += 1;
         }
     }
 }
