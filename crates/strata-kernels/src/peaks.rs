@@ -7,6 +7,8 @@
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
+#[cfg(target_arch = "x86_64")]
+use crate::amx;
 use crate::vector::PORTABLE_FUSED;
 use crate::{Arithmetic, Cpu, Isa};
 
@@ -112,14 +114,18 @@ impl Peak {
                 // SAFETY: the processor has AVX-512 with VNNI.
                 Some(|| unsafe { x86::int8_dots() })
             }
-            Self::Bfloat16Tiles | Self::Int8Tiles => self.tiles(),
+            #[cfg(target_arch = "x86_64")]
+            Self::Bfloat16Tiles if Isa::Amx.is_available() => {
+                // SAFETY: tiles of bfloat16 are available.
+                Some(|| 2 * 16 * 16 * 32 * unsafe { amx::bfloat16_products() })
+            }
+            #[cfg(target_arch = "x86_64")]
+            Self::Int8Tiles if Isa::Amx.is_available() && amx::has_int8() => {
+                // SAFETY: tiles are available, and so are their products of integers.
+                Some(|| 2 * 16 * 16 * 64 * unsafe { amx::int8_products() })
+            }
             _ => None,
         }
-    }
-
-    /// A loop of tile products; there is none yet.
-    fn tiles(self) -> Option<fn() -> usize> {
-        None
     }
 }
 
@@ -278,6 +284,8 @@ mod tests {
             (Peak::Float32(Isa::Avx512), 8192 * 16 * 32),
             (Peak::Bfloat16Dots, 8192 * 16 * 64),
             (Peak::Int8Dots, 8192 * 16 * 128),
+            (Peak::Bfloat16Tiles, 512 * 4 * 16 * 16 * 64),
+            (Peak::Int8Tiles, 512 * 4 * 16 * 16 * 128),
         ] {
             if let Some(task) = peak.task() {
                 assert_eq!(task(), flops, "{}", peak.name());

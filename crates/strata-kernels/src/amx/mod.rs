@@ -15,6 +15,7 @@ mod emulated;
 use std::sync::OnceLock;
 
 pub(crate) use product::{multiply, pack, packed_lines};
+pub(crate) use tiles::{bfloat16_products, int8_products};
 
 /// Whether this process may use tiles; with the feature `emulated-amx`, whether it may or can act as if it might.
 ///
@@ -27,6 +28,11 @@ pub(crate) fn is_available() -> bool {
 /// What of CPUID and XCR0 counts, and what it must say.
 const PROCESSOR_BITS: u32 = 1 << 22 | 1 << 24; // leaf 7, EDX: AMX-BF16, AMX-TILE
 const STATE_BITS: u64 = 1 << 17 | 1 << 18; // XCR0: XTILECFG, XTILEDATA
+
+/// Whether tiles of 8-bit integers can be multiplied, where tiles are available.
+pub(crate) fn has_int8() -> bool {
+    processor() & 1 << 25 != 0 // leaf 7, EDX: AMX-INT8
+}
 
 fn is_usable(processor: u32, enabled_state: u64, request_permission: impl FnOnce() -> bool) -> bool {
     processor & PROCESSOR_BITS == PROCESSOR_BITS && enabled_state & STATE_BITS == STATE_BITS && request_permission()

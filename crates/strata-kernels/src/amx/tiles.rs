@@ -78,6 +78,50 @@ pub(super) struct Operands {
     pub(super) steps: usize,
 }
 
+/// A loop of nothing but products of full tiles, of the instruction `$instruction`; returns how many it did.
+macro_rules! products_only {
+    ($(#[$doc:meta])* $name:ident: $instruction:literal) => {
+        $(#[$doc])*
+        ///
+        /// # Safety
+        /// Tiles and the instruction must be available.
+        pub(crate) unsafe fn $name() -> usize {
+            const ROUNDS: usize = 1 << 9;
+            // SAFETY: available by the caller's promise.
+            let _tiles = unsafe { Tiles::configure(TILE_ROWS, TILE_ROWS) };
+            // SAFETY: on configured tiles, all named below, and a counter.
+            unsafe {
+                asm!(
+                    "tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
+                    "tilezero tmm4", "tilezero tmm5", "tilezero tmm6", "tilezero tmm7",
+                    "2:",
+                    concat!($instruction, " tmm0, tmm4, tmm6"),
+                    concat!($instruction, " tmm1, tmm4, tmm7"),
+                    concat!($instruction, " tmm2, tmm5, tmm6"),
+                    concat!($instruction, " tmm3, tmm5, tmm7"),
+                    "dec {rounds}",
+                    "jnz 2b",
+                    rounds = inout(reg) ROUNDS => _,
+                    out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                    out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                    options(nostack, nomem),
+                );
+            }
+            4 * ROUNDS
+        }
+    };
+}
+
+products_only! {
+    /// Products of bfloat16: 16 x 16 x 32 multiply-adds each.
+    bfloat16_products: "tdpbf16ps"
+}
+
+products_only! {
+    /// Products of 8-bit integers: 16 x 16 x 64 multiply-adds each.
+    int8_products: "tdpbusd"
+}
+
 /// One product, in one assembly block: clears result tiles, runs over all steps, stores.
 macro_rules! product {
     ($(#[$doc:meta])* $name:ident: clear $($clear:literal)*; step $($step:literal)*; store $($store:literal)*) => {
