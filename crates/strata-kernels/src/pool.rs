@@ -4,6 +4,7 @@
 //! caller knows that they ended it. Workers therefore wait in a short loop before they sleep, tasks are taken from a
 //! counter, and the caller works like the others; it waits only for workers that are in the middle of a task.
 
+use std::cell::UnsafeCell;
 use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
@@ -30,22 +31,25 @@ struct Shared {
     is_open: AtomicBool,
     /// Workers that are inside of `work`, or about to find out that it is closed.
     inside: AtomicUsize,
-    /// Written by the caller while nobody is inside and it is closed.
-    work: Mutex<Option<SendWork>>,
+    /// Written by the caller while it is closed, read by workers while it is open.
+    work: WorkCell,
     /// Somebody runs a job. Another one then does its work alone.
     is_busy: AtomicBool,
     is_over: AtomicBool,
     /// By worker: it sleeps or is about to.
     is_asleep: Vec<AtomicBool>,
+    has_panicked: AtomicBool,
     /// The first panic of a worker, to be passed on by the caller.
     panic: Mutex<Option<Box<dyn std::any::Any + Send>>>,
 }
 
-#[derive(Clone, Copy)]
-struct SendWork(Work);
+struct WorkCell(UnsafeCell<Option<Work>>);
 
-// SAFETY: the work it points to is `Sync`, and `Pool::run` keeps it alive until no worker is inside.
-unsafe impl Send for SendWork {}
+// SAFETY: the work it points to is `Sync`. It is written only while the job is closed and by its only caller, and read only
+// by workers that are inside and have seen it open; closing waits until they are out.
+unsafe impl Send for WorkCell {}
+// SAFETY: as above.
+unsafe impl Sync for WorkCell {}
 
 impl Pool {
     /// `threads` = 0 takes the number of processors this process may use. Where the system refuses a thread, there are
@@ -59,10 +63,11 @@ impl Pool {
             signal: AtomicUsize::new(0),
             is_open: AtomicBool::new(false),
             inside: AtomicUsize::new(0),
-            work: Mutex::new(None),
+            work: WorkCell(UnsafeCell::new(None)),
             is_busy: AtomicBool::new(false),
             is_over: AtomicBool::new(false),
             is_asleep: (1..threads).map(|_| AtomicBool::new(false)).collect(),
+            has_panicked: AtomicBool::new(false),
             panic: Mutex::new(None),
         });
         let spawn = |index: usize| {
@@ -111,8 +116,9 @@ impl Pool {
         let job = OpenJob::open(self, &work);
         work();
         drop(job);
-        let panic = self.shared.panic.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(panic) = panic {
+        if self.shared.has_panicked.load(SeqCst)
+            && let Some(panic) = self.shared.take_panic()
+        {
             resume_unwind(panic);
         }
     }
@@ -140,8 +146,11 @@ impl<'a> OpenJob<'a> {
         // what dropping this value does, and `run` drops it on every path.
         let work: Work = unsafe { std::mem::transmute::<&'a (dyn Fn() + Sync), &'static (dyn Fn() + Sync)>(work) };
         // A panic may be left from a job whose caller panicked as well.
-        *shared.panic.lock().unwrap_or_else(PoisonError::into_inner) = None;
-        *shared.work.lock().unwrap_or_else(PoisonError::into_inner) = Some(SendWork(work));
+        if shared.has_panicked.load(SeqCst) {
+            drop(shared.take_panic());
+        }
+        // SAFETY: the job is closed, and `is_busy` makes this thread its only caller.
+        unsafe { *shared.work.0.get() = Some(work) };
         shared.is_open.store(true, SeqCst);
         shared.signal.fetch_add(1, SeqCst);
         for (worker, is_asleep) in pool.workers.iter().zip(&shared.is_asleep) {
@@ -165,12 +174,18 @@ impl Drop for OpenJob<'_> {
                 thread::yield_now();
             }
         }
-        *self.0.work.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        // SAFETY: the job is closed and nobody is inside; who comes in now finds it closed.
+        unsafe { *self.0.work.0.get() = None };
         self.0.is_busy.store(false, SeqCst);
     }
 }
 
 impl Shared {
+    fn take_panic(&self) -> Option<Box<dyn std::any::Any + Send>> {
+        self.has_panicked.store(false, SeqCst);
+        self.panic.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
     fn work_until_over(&self, index: usize) {
         let mut seen = 0;
         while !self.is_over.load(SeqCst) {
@@ -179,12 +194,14 @@ impl Shared {
             // sides write before they read, in one order for all threads.
             self.inside.fetch_add(1, SeqCst);
             if self.is_open.load(SeqCst) {
-                let work = *self.work.lock().unwrap_or_else(PoisonError::into_inner);
-                if let Some(SendWork(work)) = work {
-                    // SAFETY: the job is open and this worker is inside, so the caller keeps `work` alive.
+                // SAFETY: the job is open and this worker is inside: nobody writes it.
+                let work = unsafe { *self.work.0.get() };
+                if let Some(work) = work {
+                    // SAFETY: for the same reason the caller keeps `work` alive.
                     let work = unsafe { &*work };
                     if let Err(panic) = catch_unwind(AssertUnwindSafe(work)) {
                         self.panic.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(panic);
+                        self.has_panicked.store(true, SeqCst);
                     }
                 }
             }
