@@ -11,7 +11,7 @@ use super::Weights;
 use super::pass::{Pass, Scratch};
 use crate::{Choice, ExpertShape, GroupEntry, MatrixId, Routes, SharedExpert};
 
-/// Choices by `router` for the rows' input; the logits stay in `s.a`.
+/// Choices by `router` for the rows' input, into `routes`; the logits stay in `s.a`.
 pub(super) fn route(
     cpu: &Cpu,
     weights: &Weights,
@@ -19,13 +19,14 @@ pub(super) fn route(
     rows: Range<usize>,
     router: MatrixId,
     s: &mut Scratch,
-) -> Routes {
+    routes: &mut Routes,
+) {
     let (top_k, experts) = (pass.shape.top_k, pass.shape.experts);
     // Which experts are chosen decides more than any rounding: the logits are float32.
     weights.multiply_exactly(cpu, router, pass.mixed.rows(rows.clone()), &mut s.a);
-    let mut routes = Routes { ids: vec![0; rows.len() * top_k], weights: vec![0.0; rows.len() * top_k] };
+    routes.ids.resize(rows.len() * top_k, 0);
+    routes.weights.resize(rows.len() * top_k, 0.0);
     route::choose_rows(cpu, &s.a, experts, &mut routes.ids, &mut routes.weights);
-    routes
 }
 
 /// Keeps what [`combine`] and lookers-on need of a route.

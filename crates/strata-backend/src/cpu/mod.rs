@@ -8,7 +8,6 @@ mod qsa;
 mod states;
 mod streams;
 
-use std::collections::HashMap;
 use std::ops::Range;
 
 use strata_kernels::inputs::Inputs;
@@ -30,7 +29,10 @@ pub struct CpuBackend {
     passes: Vec<Pass>,
     states: Vec<Option<State>>,
     scratch: Scratch,
-    results: HashMap<u64, Outcome>,
+    /// By ticket. Few are waiting at a time.
+    results: Vec<(u64, Outcome)>,
+    /// Routes that were read: room for new ones.
+    spare_routes: Vec<Routes>,
     next_ticket: u64,
 }
 
@@ -96,20 +98,22 @@ impl CpuBackend {
             passes: Vec::new(),
             states: Vec::new(),
             scratch: Scratch::default(),
-            results: HashMap::new(),
+            results: Vec::new(),
+            spare_routes: Vec::new(),
             next_ticket: 0,
         }
     }
 
     fn ticket(&mut self, outcome: Outcome) -> Ticket {
         self.next_ticket += 1;
-        self.results.insert(self.next_ticket, outcome);
+        self.results.push((self.next_ticket, outcome));
         Ticket(self.next_ticket)
     }
 
     #[allow(clippy::needless_pass_by_value)] // a ticket is used up by reading it
     fn take(&mut self, ticket: Ticket, expected: &'static str) -> Result<Outcome, BackendError> {
-        self.results.remove(&ticket.0).ok_or(BackendError::WrongTicket { expected })
+        let at = self.results.iter().position(|(id, _)| *id == ticket.0);
+        Ok(self.results.swap_remove(at.ok_or(BackendError::WrongTicket { expected })?).1)
     }
 }
 
@@ -214,14 +218,16 @@ impl Backend for CpuBackend {
 
     fn route(&mut self, pass: PassId, rows: Range<usize>, router: MatrixId) -> Ticket {
         let pass = &mut self.passes[pass.0 as usize];
-        let routes = experts::route(&self.cpu, &self.weights, pass, rows.clone(), router, &mut self.scratch);
+        let mut routes = self.spare_routes.pop().unwrap_or_default();
+        experts::route(&self.cpu, &self.weights, pass, rows.clone(), router, &mut self.scratch, &mut routes);
         experts::keep_routes(pass, rows, &routes, &self.scratch);
         self.ticket(Outcome::Routes(routes))
     }
 
     fn forecast(&mut self, pass: PassId, rows: Range<usize>, router: MatrixId) -> Ticket {
         let pass = &self.passes[pass.0 as usize];
-        let routes = experts::route(&self.cpu, &self.weights, pass, rows, router, &mut self.scratch);
+        let mut routes = self.spare_routes.pop().unwrap_or_default();
+        experts::route(&self.cpu, &self.weights, pass, rows, router, &mut self.scratch, &mut routes);
         self.ticket(Outcome::Routes(routes))
     }
 
@@ -230,7 +236,7 @@ impl Backend for CpuBackend {
         let Outcome::Routes(taken) = self.take(ticket, expected)? else {
             return Err(BackendError::WrongTicket { expected });
         };
-        *routes = taken;
+        self.spare_routes.push(std::mem::replace(routes, taken));
         Ok(())
     }
 

@@ -105,6 +105,24 @@ fn a_row_has_the_same_bytes_alone_and_in_any_batch_on_any_threads() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "sixty-four threads take long there")]
+fn sixty_four_threads_give_the_same_bytes() {
+    let mut random = Random::new(5);
+    let w = Weights::random(&mut random, TensorType::Q4_0, 1200, 256, 1.0);
+    let x = random.floats(9 * 256);
+    for isa in isas() {
+        for cpu in [Cpu::precise, Cpu::fast] {
+            let want = product(&cpu(isa, 1).unwrap(), &w.matrix(), &x);
+            let many = cpu(isa, 64).unwrap();
+            assert_eq!(many.threads(), 64);
+            for _ in 0..20 {
+                assert_eq!(bits(&product(&many, &w.matrix(), &x)), bits(&want), "{isa} {}", many.arithmetic());
+            }
+        }
+    }
+}
+
+#[test]
 fn dot_has_the_promised_arithmetic_at_every_length_and_alignment() {
     let mut random = Random::new(3);
     let (a, b) = (random.floats(150), random.floats(150));
