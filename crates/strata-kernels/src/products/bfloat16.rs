@@ -4,6 +4,7 @@
 //! product first (VDPBF16PS), and they are folded by halves. Rows are padded with zeros to whole lines.
 
 use std::arch::x86_64::*;
+use std::mem::MaybeUninit;
 
 use strata_gguf::TensorType;
 
@@ -113,21 +114,22 @@ unsafe fn tile<const R: usize, const C: usize>(
         let row_bytes = lines * size_of::<Line>();
         let start = w.bytes().as_ptr().add(n * row_bytes);
         let x = x.as_ptr().add(t * lines);
-        let mut sums = [[_mm512_setzero_ps(); C]; R];
         if R == TILE_WEIGHTS && C == TILE_ROWS {
-            full_tile(&mut *(&raw mut sums).cast(), start, x.cast(), row_bytes, lines);
-        } else {
-            for line in 0..lines {
-                let mut xs = [bfloats(_mm512_setzero_si512()); C];
+            let mut sums = MaybeUninit::uninit();
+            full_tile(sums.as_mut_ptr(), start, x.cast(), row_bytes, lines);
+            return put(sums.assume_init(), t, n, out);
+        }
+        let mut sums = [[_mm512_setzero_ps(); C]; R];
+        for line in 0..lines {
+            let mut xs = [bfloats(_mm512_setzero_si512()); C];
+            for c in 0..C {
+                xs[c] = bfloats(_mm512_load_si512(x.add(c * lines + line).cast()));
+            }
+            for r in 0..R {
+                let weights = start.add(r * row_bytes + line * size_of::<Line>());
+                let weights = bfloats(_mm512_loadu_si512(weights.cast()));
                 for c in 0..C {
-                    xs[c] = bfloats(_mm512_load_si512(x.add(c * lines + line).cast()));
-                }
-                for r in 0..R {
-                    let weights = start.add(r * row_bytes + line * size_of::<Line>());
-                    let weights = bfloats(_mm512_loadu_si512(weights.cast()));
-                    for c in 0..C {
-                        sums[r][c] = _mm512_dpbf16_ps(sums[r][c], weights, xs[c]);
-                    }
+                    sums[r][c] = _mm512_dpbf16_ps(sums[r][c], weights, xs[c]);
                 }
             }
         }
@@ -227,10 +229,10 @@ unsafe fn put<const R: usize, const C: usize>(sums: [[__m512; C]; R], t: usize, 
 /// Written out because the compiler keeps some of these 24 sums in memory.
 ///
 /// # Safety
-/// The rows must be readable so far; the processor must have AVX-512 with BF16.
+/// `sums` must be writable, the rows readable so far; the processor must have AVX-512 with BF16.
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 unsafe fn full_tile(
-    sums: &mut [[__m512; TILE_ROWS]; TILE_WEIGHTS],
+    sums: *mut [[__m512; TILE_ROWS]; TILE_WEIGHTS],
     weights: *const u8,
     x: *const u8,
     row_bytes: usize,
