@@ -424,17 +424,37 @@ pub(super) unsafe fn iq1_s<S: Sink>(block: &[u8; 50], sink: &mut S) {
     }
 }
 
+/// Eight entries of a codebook, by indices in 16 bits each.
+///
+/// # Safety
+/// As [`table_of_16`].
+#[inline(always)]
+unsafe fn eight_entries<const N: usize>(codes: &[u16; N], [low, high]: [u64; 2]) -> __m128i {
+    // SAFETY: the caller vouches for the instructions.
+    unsafe {
+        let (mut front, mut back) = (_mm_setzero_si128(), _mm_setzero_si128());
+        macro_rules! insert {
+            ($($k:literal)*) => {$(
+                front = _mm_insert_epi16::<$k>(front, i32::from(codes[(low >> (16 * $k)) as usize % N]));
+                back = _mm_insert_epi16::<$k>(back, i32::from(codes[(high >> (16 * $k)) as usize % N]));
+            )*};
+        }
+        insert!(0 1 2 3);
+        _mm_unpacklo_epi64(front, back)
+    }
+}
+
 /// Weights from eight entries of a codebook, of four codes of three bits each, and their sign bits. `table` has the values
 /// of the codes, then these negated.
 ///
 /// # Safety
 /// As [`table_of_16`].
 #[inline(always)]
-unsafe fn choose_three_bit<S: Sink>(sink: &mut S, entries: [u64; 2], signs: u32, table: Table) {
+unsafe fn choose_three_bit<S: Sink>(sink: &mut S, entries: __m128i, signs: u32, table: Table) {
     // SAFETY: the caller vouches for the instructions.
     unsafe {
         // Each entry into the four words of its weights, and there its code down to bit 0.
-        let entries = _mm512_broadcast_i32x4(_mm_set_epi64x(entries[1].cast_signed(), entries[0].cast_signed()));
+        let entries = _mm512_broadcast_i32x4(entries);
         let words = _mm512_shuffle_epi8(
             entries,
             _mm512_set_epi64(
@@ -467,11 +487,12 @@ pub(super) unsafe fn iq3_s<S: Sink>(block: &[u8; 110], sink: &mut S) {
         let scales = odd_scales::<Avx512>(f16(u16_at(block, 0)), [s0, s1, s2, s3, 0, 0, 0, 0]);
         for b in 0..8 {
             let high = u64::from(block[66 + b]);
-            let mut found = [0; 2];
+            let mut indices = [0; 2];
             for half in 0..2 {
                 let bits = _pdep_u64(high >> (4 * half), 0x0100_0100_0100_0100);
-                found[half] = entries(&codes::IQ3_S, in_even_bytes(u32_at(block, 2 + 8 * b + 4 * half)) | bits);
+                indices[half] = in_even_bytes(u32_at(block, 2 + 8 * b + 4 * half)) | bits;
             }
+            let found = eight_entries(&codes::IQ3_S, indices);
             let signs = u32_at(block, 74 + 4 * b);
             choose_three_bit(sink, found, signs, table_of_16(times(&IQ3_S_VALUES, scales[b])));
         }
@@ -489,10 +510,8 @@ pub(super) unsafe fn iq3_xxs<S: Sink>(block: &[u8; 98], sink: &mut S) {
     unsafe {
         let d = f16(u16_at(block, 0)) * 0.25;
         for b in 0..8 {
-            let mut found = [0; 2];
-            for half in 0..2 {
-                found[half] = entries(&codes::IQ3_XXS, in_even_bytes(u32_at(block, 2 + 8 * b + 4 * half)));
-            }
+            let indices = [in_even_bytes(u32_at(block, 2 + 8 * b)), in_even_bytes(u32_at(block, 6 + 8 * b))];
+            let found = eight_entries(&codes::IQ3_XXS, indices);
             let packed = u32_at(block, 66 + 4 * b);
             let table = table_of_16(times(&IQ3_XXS_VALUES, d * (2 * (packed >> 28) + 1) as f32));
             choose_three_bit(sink, found, with_eighth_signs(packed & 0x0fff_ffff), table);
