@@ -247,12 +247,12 @@ unsafe fn odd_times(n: __m128i, d: f32) -> __m128 {
 /// # Safety
 /// As [`table_of_16`].
 #[inline(always)]
-unsafe fn choose_two_bit<S: Sink>(sink: &mut S, entries: u64, signs: u32, table: Table, scales: [i16; 2]) {
+unsafe fn choose_two_bit<S: Sink>(sink: &mut S, entries: __m128i, signs: u32, table: Table, scales: [i16; 2]) {
     // SAFETY: the caller vouches for the instructions.
     unsafe {
         // Each entry into the eight words of its weights, and there its code down to bit 0.
         let words = _mm512_shuffle_epi8(
-            _mm512_set1_epi64(entries.cast_signed()),
+            _mm512_broadcastq_epi64(entries),
             _mm512_set_epi64(
                 0x0706_0706_0706_0706,
                 0x0706_0706_0706_0706,
@@ -274,11 +274,24 @@ unsafe fn choose_two_bit<S: Sink>(sink: &mut S, entries: u64, signs: u32, table:
     }
 }
 
-/// Four entries of a codebook, by indices in 16 bits each.
+/// Four entries of a codebook in the lower half of a register, by indices in 16 bits each.
+///
+/// # Safety
+/// As [`table_of_16`].
 #[inline(always)]
-fn entries<const N: usize>(codes: &[u16; N], indices: u64) -> u64 {
-    let entry = |k: u32| u64::from(codes[(indices >> (16 * k)) as usize % N]);
-    entry(0) | entry(1) << 16 | entry(2) << 32 | entry(3) << 48
+unsafe fn entries<const N: usize>(codes: &[u16; N], indices: u64) -> __m128i {
+    // SAFETY: as the caller vouches.
+    let mut found = unsafe { _mm_setzero_si128() };
+    macro_rules! insert {
+        ($($k:literal)*) => {$(
+            // SAFETY: the caller vouches for the instructions.
+            unsafe {
+                found = _mm_insert_epi16::<$k>(found, i32::from(codes[(indices >> (16 * $k)) as usize % N]));
+            }
+        )*};
+    }
+    insert!(0 1 2 3);
+    found
 }
 
 /// Magnitudes of the IQ2 types, and negated. The fourth code does not occur.
@@ -424,24 +437,14 @@ pub(super) unsafe fn iq1_s<S: Sink>(block: &[u8; 50], sink: &mut S) {
     }
 }
 
-/// Eight entries of a codebook, by indices in 16 bits each.
+/// Eight entries, by indices in 16 bits each.
 ///
 /// # Safety
 /// As [`table_of_16`].
 #[inline(always)]
 unsafe fn eight_entries<const N: usize>(codes: &[u16; N], [low, high]: [u64; 2]) -> __m128i {
     // SAFETY: the caller vouches for the instructions.
-    unsafe {
-        let (mut front, mut back) = (_mm_setzero_si128(), _mm_setzero_si128());
-        macro_rules! insert {
-            ($($k:literal)*) => {$(
-                front = _mm_insert_epi16::<$k>(front, i32::from(codes[(low >> (16 * $k)) as usize % N]));
-                back = _mm_insert_epi16::<$k>(back, i32::from(codes[(high >> (16 * $k)) as usize % N]));
-            )*};
-        }
-        insert!(0 1 2 3);
-        _mm_unpacklo_epi64(front, back)
-    }
+    unsafe { _mm_unpacklo_epi64(entries(codes, low), entries(codes, high)) }
 }
 
 /// Weights from eight entries of a codebook, of four codes of three bits each, and their sign bits. `table` has the values
