@@ -38,6 +38,11 @@ impl<'a> Inputs<'a> {
         assert_eq!(x.len(), rows * cols, "inputs: a whole number of rows of {cols}");
         Self { rows, cols, form: Form::Floats(x) }
     }
+
+    /// The number of rows.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
 }
 
 /// Room for input rows, kept between operations.

@@ -77,8 +77,9 @@ pub(super) fn combine(
     let hidden = pass.shape.hidden;
     let input = pass.mixed.rows(rows.clone());
     let (gate, up, down) = (&mut s.a, &mut s.b, &mut s.c);
-    weights.multiply(cpu, shared.gate, input, gate);
-    weights.multiply(cpu, shared.up, input, up);
+    let inputs = s.inputs.inputs(cpu, input, hidden);
+    weights.multiply_of(cpu, shared.gate, &inputs, gate);
+    weights.multiply_of(cpu, shared.up, &inputs, up);
     let (ff, up) = (gate.len() / rows.len(), &*up);
     cpu.for_rows(gate, ff, |t, gate| silu_times(cpu.isa(), gate, &up[t * ff..][..ff]));
     weights.multiply(cpu, shared.down, gate, down);

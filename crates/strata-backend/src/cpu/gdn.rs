@@ -21,13 +21,13 @@ pub(super) fn mix(
 ) {
     let &Gdn { key_heads, value_heads, head_dim, eps, .. } = layer;
     let count = rows.len();
-    let input = pass.mixed.rows(rows.clone());
+    let input = s.inputs.inputs(cpu, pass.mixed.rows(rows.clone()), pass.shape.hidden);
     let channels = state.history.width;
     let (keys_len, values_len) = (count * key_heads * head_dim, count * value_heads * head_dim);
 
     // Projections, convolution, and normalised queries and keys.
     let (new, convolved) = (&mut s.a, &mut s.b);
-    weights.multiply(cpu, layer.qkv, input, new);
+    weights.multiply_of(cpu, layer.qkv, &input, new);
     convolved.resize(count * channels, 0.0);
     let taps = weights.vector(layer.conv);
     let (history, rows_in) = (&state.history, &*new);
@@ -38,8 +38,8 @@ pub(super) fn mix(
 
     // The recurrence, outputs `[head][token][d]`.
     let (alpha, beta, by_head) = (&mut s.c, &mut s.d, &mut s.e);
-    weights.multiply(cpu, layer.alpha, input, alpha);
-    weights.multiply(cpu, layer.beta, input, beta);
+    weights.multiply_of(cpu, layer.alpha, &input, alpha);
+    weights.multiply_of(cpu, layer.beta, &input, beta);
     gdn::gates(cpu, weights.vector(layer.a), weights.vector(layer.dt_bias), alpha, beta);
     by_head.resize(values_len, 0.0);
     let (queries, rest) = convolved.split_at(keys_len);
@@ -52,7 +52,7 @@ pub(super) fn mix(
 
     // Output norm, gate, projection.
     let (z, gated) = (&mut s.a, &mut s.b);
-    weights.multiply(cpu, layer.gate, input, z);
+    weights.multiply_of(cpu, layer.gate, &input, z);
     gated.resize(values_len, 0.0);
     gdn::norm_and_gate(cpu, by_head, value_heads, weights.vector(layer.norm), eps, z, gated);
     let out = &mut s.c;

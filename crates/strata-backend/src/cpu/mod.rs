@@ -66,11 +66,17 @@ impl Weights {
         matmul(cpu, &w, x, y);
     }
 
+    /// [`multiply`](Self::multiply) of inputs that are ready: several products read them.
+    fn multiply_of(&self, cpu: &Cpu, id: MatrixId, x: &Inputs<'_>, y: &mut Vec<f32>) {
+        let w = self.matrix(id);
+        y.resize(x.rows() * w.rows(), 0.0);
+        matmul_of(cpu, &w, x, y);
+    }
+
     /// [`multiply`](Self::multiply) in float32, whatever the arithmetic of `cpu`.
     fn multiply_exactly(&self, cpu: &Cpu, id: MatrixId, x: &[f32], y: &mut Vec<f32>) {
         let w = self.matrix(id);
-        y.resize(x.len() / w.cols() * w.rows(), 0.0);
-        matmul_of(cpu, &w, &Inputs::exact(x, w.cols()), y);
+        self.multiply_of(cpu, id, &Inputs::exact(x, w.cols()), y);
     }
 }
 

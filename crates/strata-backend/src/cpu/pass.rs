@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use strata_kernels::attention::Selections;
+use strata_kernels::inputs::InputBuffer;
 use strata_kernels::rope::Rope;
 
 use crate::{BackendError, Field, PassShape};
@@ -112,6 +113,8 @@ pub(super) struct Scratch {
     pub(super) c: Vec<f32>,
     pub(super) d: Vec<f32>,
     pub(super) e: Vec<f32>,
+    /// What several products of an operation read.
+    pub(super) inputs: InputBuffer,
     pub(super) rope: Rope,
     /// `(cos, sin)`, `[rows][pairs]`.
     pub(super) angles: Vec<(f32, f32)>,

@@ -29,8 +29,9 @@ pub(super) fn add_ngrams(
     embedded.resize(count * embedded_wide, 0.0);
     let table_rows = Matrix::new(layer.row_type, count, embedded_wide, 1.0, table_rows);
     cpu.for_rows(embedded, embedded_wide, |t, row| table_rows.decode(cpu.isa(), t, row));
-    weights.multiply(cpu, layer.key, embedded, key);
-    weights.multiply(cpu, layer.value, embedded, value);
+    let input = s.inputs.inputs(cpu, embedded, embedded_wide);
+    weights.multiply_of(cpu, layer.key, &input, key);
+    weights.multiply_of(cpu, layer.value, &input, value);
 
     // Gates, and what goes into the convolution.
     let (gates, new) = (&mut s.d, &mut s.e);

@@ -22,8 +22,8 @@ pub(super) fn mix(
     state.check_room(rows.len())?;
     let &Qsa { heads, kv_heads, head_dim, eps, .. } = layer;
     let first = state.cache.tokens();
-    let input = pass.mixed.rows(rows.clone());
-    let Scratch { rope, angles, block_angles, selections, .. } = s;
+    let Scratch { inputs, rope, angles, block_angles, selections, .. } = s;
+    let input = inputs.inputs(cpu, pass.mixed.rows(rows.clone()), pass.shape.hidden);
     rope.set(layer.rotated, layer.theta);
     let pairs = rope.pairs();
     angles.resize(rows.len() * pairs, (0.0, 0.0));
@@ -38,8 +38,8 @@ pub(super) fn mix(
 
     // Keys and values join the cache.
     let (k, v) = (&mut s.a, &mut s.b);
-    weights.multiply(cpu, layer.k, input, k);
-    weights.multiply(cpu, layer.v, input, v);
+    weights.multiply_of(cpu, layer.k, &input, k);
+    weights.multiply_of(cpu, layer.v, &input, v);
     let gamma = weights.vector(layer.k_norm);
     cpu.for_rows(k, kv_heads * head_dim, |t, row| prepare(t, row, head_dim, head_dim, gamma));
     state.cache.append(k, v);
@@ -47,11 +47,11 @@ pub(super) fn mix(
     // The indexer's keys join its blocks; it chooses what each row attends to.
     if let Some(indexer) = &layer.indexer {
         let &Indexer { heads, dim, block_tokens, budget_blocks, .. } = indexer;
-        weights.multiply(cpu, indexer.k, input, k);
+        weights.multiply_of(cpu, indexer.k, &input, k);
         block_angles.resize(pairs, (0.0, 0.0));
         add_block_keys(k, indexer, weights.vector(indexer.k_norm), eps, (rope, block_angles), state);
         let queries = &mut s.c;
-        weights.multiply(cpu, indexer.q, input, queries);
+        weights.multiply_of(cpu, indexer.q, &input, queries);
         let gamma = weights.vector(indexer.q_norm);
         cpu.for_rows(queries, heads * dim, |t, row| prepare(t, row, dim, dim, gamma));
         let block_keys = &state.block_keys;
@@ -68,7 +68,7 @@ pub(super) fn mix(
 
     // Attention of each head, gate, projection.
     let (q, attended) = (&mut s.a, &mut s.b);
-    weights.multiply(cpu, layer.q, input, q);
+    weights.multiply_of(cpu, layer.q, &input, q);
     let gamma = weights.vector(layer.q_norm);
     cpu.for_rows(q, heads * 2 * head_dim, |t, row| prepare(t, row, 2 * head_dim, head_dim, gamma));
     attended.resize(rows.len() * heads * head_dim, 0.0);

@@ -24,13 +24,14 @@ pub(super) fn read(
     let (streams, gamma) = (pass.streams.rows(rows.clone()), weights.vector(layer.norm));
     norm::grouped_rms(cpu, streams, gamma, hidden, layer.eps, normed);
 
-    weights.multiply(cpu, layer.down, normed, down);
+    let input = s.inputs.inputs(cpu, normed, wide);
+    weights.multiply_of(cpu, layer.down, &input, down);
     hyper::gate_activation(cpu, down, count);
     weights.multiply(cpu, layer.up, down, up);
     hyper::mix(cpu, up, normed, hidden, pass.mixed.rows_mut(rows.clone()));
 
     if let Some(inject) = layer.inject {
-        weights.multiply(cpu, inject, normed, down);
+        weights.multiply_of(cpu, inject, &input, down);
         let out = pass.inject.rows_mut(rows);
         out.copy_from_slice(down);
         hyper::inject_weights(cpu.isa(), out, count);
