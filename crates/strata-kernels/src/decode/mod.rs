@@ -12,7 +12,7 @@ use strata_gguf::TensorType;
 use strata_quant::decode_row;
 
 #[cfg(target_arch = "x86_64")]
-pub(crate) use self::rows::{dots, dots_of_two};
+pub(crate) use self::bfloat16::{dots, dots_of_two};
 use crate::{Arithmetic, Isa, UnavailableIsa};
 
 #[cfg(target_arch = "x86_64")]
@@ -24,11 +24,7 @@ mod kquants;
 #[cfg(target_arch = "x86_64")]
 mod lanes;
 #[cfg(target_arch = "x86_64")]
-mod rows;
-#[cfg(target_arch = "x86_64")]
 mod simple;
-#[cfg(target_arch = "x86_64")]
-mod sink;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
@@ -61,7 +57,7 @@ pub fn decode_blocks_to_bfloat16(isa: Isa, ty: TensorType, blocks: &[u8], out: &
     // SAFETY: the assertion above: this machine has AVX-512 with BF16, and BMI2.
     #[cfg(target_arch = "x86_64")]
     unsafe {
-        rows::to_memory(ty, blocks, out);
+        bfloat16::to_memory(ty, blocks, out);
     }
 }
 

@@ -5,8 +5,8 @@ use std::arch::x86_64::*;
 use strata_gguf::TensorType;
 use strata_quant::decode_row;
 
-use super::bfloat16;
 use super::sink::{Dots, Memory, Sink};
+use super::{codebooks, tables, values};
 use crate::bfloat16::round;
 use crate::products::Line;
 
@@ -14,24 +14,24 @@ use crate::products::Line;
 macro_rules! decoder {
     ($ty:expr, $each_block:ident, $otherwise:expr) => {
         match $ty {
-            TensorType::F32 => $each_block!(bfloat16::f32),
-            TensorType::F16 => $each_block!(bfloat16::f16_values),
-            TensorType::BF16 => $each_block!(bfloat16::bf16),
-            TensorType::Q4_0 => $each_block!(bfloat16::q4_0),
-            TensorType::Q8_0 => $each_block!(bfloat16::q8_0),
-            TensorType::Q2_0 => $each_block!(bfloat16::q2_0),
-            TensorType::IQ4_NL => $each_block!(bfloat16::iq4_nl),
-            TensorType::IQ4_XS => $each_block!(bfloat16::iq4_xs),
-            TensorType::Q4_K => $each_block!(bfloat16::q4_k),
-            TensorType::Q5_K => $each_block!(bfloat16::q5_k),
-            TensorType::Q6_K => $each_block!(bfloat16::q6_k),
-            TensorType::IQ1_S => $each_block!(bfloat16::iq1_s),
-            TensorType::IQ1_M => $each_block!(bfloat16::iq1_m),
-            TensorType::IQ2_XXS => $each_block!(bfloat16::iq2_xxs),
-            TensorType::IQ2_XS => $each_block!(bfloat16::iq2_xs),
-            TensorType::IQ2_S => $each_block!(bfloat16::iq2_s),
-            TensorType::IQ3_XXS => $each_block!(bfloat16::iq3_xxs),
-            TensorType::IQ3_S => $each_block!(bfloat16::iq3_s),
+            TensorType::F32 => $each_block!(values::f32),
+            TensorType::F16 => $each_block!(values::f16_values),
+            TensorType::BF16 => $each_block!(values::bf16),
+            TensorType::Q4_0 => $each_block!(tables::q4_0),
+            TensorType::Q8_0 => $each_block!(values::q8_0),
+            TensorType::Q2_0 => $each_block!(tables::q2_0),
+            TensorType::IQ4_NL => $each_block!(tables::iq4_nl),
+            TensorType::IQ4_XS => $each_block!(tables::iq4_xs),
+            TensorType::Q4_K => $each_block!(tables::q4_k),
+            TensorType::Q5_K => $each_block!(tables::q5_k),
+            TensorType::Q6_K => $each_block!(values::q6_k),
+            TensorType::IQ1_S => $each_block!(codebooks::iq1_s),
+            TensorType::IQ1_M => $each_block!(codebooks::iq1_m),
+            TensorType::IQ2_XXS => $each_block!(codebooks::iq2_xxs),
+            TensorType::IQ2_XS => $each_block!(codebooks::iq2_xs),
+            TensorType::IQ2_S => $each_block!(codebooks::iq2_s),
+            TensorType::IQ3_XXS => $each_block!(codebooks::iq3_xxs),
+            TensorType::IQ3_S => $each_block!(codebooks::iq3_s),
             _ => $otherwise,
         }
     };
@@ -42,7 +42,7 @@ macro_rules! decoder {
 /// # Safety
 /// The lengths must fit together.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,f16c,bmi2")]
-pub(super) unsafe fn to_memory(ty: TensorType, blocks: &[u8], out: &mut [u16]) {
+pub(in crate::decode) unsafe fn to_memory(ty: TensorType, blocks: &[u8], out: &mut [u16]) {
     // What is no multiple of 32 belongs to a type of single weights.
     let rest = out.len() % 32;
     let (blocks, rest_blocks) = blocks.split_at(blocks.len() - rest * ty.block_bytes());
@@ -141,7 +141,7 @@ unsafe fn by_definition<S: Sink>(ty: TensorType, blocks: &[u8], sink: &mut S) {
         decode_row(ty, blocks, &mut floats[..weights]);
         for floats in floats[..weights].as_chunks::<32>().0 {
             // SAFETY: twice sixteen readable values; the caller vouches for the rest.
-            unsafe { bfloat16::f32_values(floats, sink) }
+            unsafe { values::f32_values(floats, sink) }
         }
     }
 }
