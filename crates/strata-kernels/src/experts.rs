@@ -44,10 +44,14 @@ pub struct Outputs<'a> {
 /// Computes every choice of a group of experts. `x` is `[rows][hidden]`.
 ///
 /// # Panics
-/// When a choice occurs twice, or is not one of the `top_k` of a row.
+/// When a choice occurs twice, or is not one of the `top_k` of a row, or experts differ in shape.
 pub fn experts(cpu: &Cpu, group: &[Expert<'_>], x: &[f32], outputs: &mut Outputs<'_>) {
     let Some(first) = group.first() else { return };
     let (ff, width) = (first.gate.rows(), first.gate.cols());
+    let fits = |Expert { gate, up, down, .. }: &Expert<'_>| {
+        [gate, up].iter().all(|w| (w.rows(), w.cols()) == (ff, width)) && (down.rows(), down.cols()) == (width, ff)
+    };
+    assert!(group.iter().all(fits), "experts: shapes differ");
     // Taken out of the scratch: this thread's tasks will want it, too.
     let mut room = std::mem::take(&mut Scratch::of_thread().group);
     check_places(group, outputs.top_k, outputs.out.len() / width, &mut room.taken);
