@@ -35,7 +35,7 @@ fn model(decode_after: Option<usize>, tokens: usize, flags: &TimingFlags) -> Res
     let path = setup::model_path(flags.model.model.as_deref())?;
     let open = |side: &Side| setup::open(&path, &side.options);
     let run = |engines: &mut [Engine]| {
-        let ids = ids(&engines[0], text.as_deref(), context_tokens + tokens)?;
+        let ids = ids(&engines[0], text.as_deref(), context_tokens.saturating_add(tokens))?;
         let work = match decode_after {
             None => Workload::Prefill { ids },
             Some(after) => Workload::Decode { context: ids[..after].to_vec(), ids: ids[after..].to_vec() },

@@ -11,6 +11,7 @@ use crate::scratch::Scratch;
 use crate::vector::{Lanes, add_product, dispatch};
 
 /// One expert's weights and the rows that chose it.
+#[derive(Clone, Copy)]
 pub struct Expert<'a> {
     /// `[ff][hidden]`.
     pub gate: Matrix<'a>,
@@ -44,16 +45,23 @@ pub struct Outputs<'a> {
 /// Computes every choice of a group of experts. `x` is `[rows][hidden]`.
 ///
 /// # Panics
-/// When a choice occurs twice, or is not one of the `top_k` of a row.
+/// When a choice occurs twice, or is not one of the `top_k` of a row, or experts differ in shape.
 pub fn experts(cpu: &Cpu, group: &[Expert<'_>], x: &[f32], outputs: &mut Outputs<'_>) {
     let Some(first) = group.first() else { return };
     let (ff, width) = (first.gate.rows(), first.gate.cols());
+    let fits = |Expert { gate, up, down, .. }: &Expert<'_>| {
+        [gate, up].iter().all(|w| (w.rows(), w.cols()) == (ff, width)) && (down.rows(), down.cols()) == (width, ff)
+    };
+    assert!(group.iter().all(fits), "experts: shapes differ");
     // Taken out of the scratch: this thread's tasks will want it, too.
     let mut room = std::mem::take(&mut Scratch::of_thread().group);
     check_places(group, outputs.top_k, outputs.out.len() / width, &mut room.taken);
+    cut(group, &mut room.pieces);
+    let pieces = std::mem::take(&mut room.pieces);
     let job = Job {
         cpu,
         group,
+        pieces: &pieces,
         x,
         top_k: outputs.top_k,
         ff,
@@ -61,11 +69,12 @@ pub fn experts(cpu: &Cpu, group: &[Expert<'_>], x: &[f32], outputs: &mut Outputs
         out: Out::new(outputs.out, width),
         hidden: outputs.hidden.as_deref_mut().map(DisjointMut::new),
     };
-    if group.len() >= 2 * cpu.threads() || cpu.threads() == 1 {
+    if pieces.len() >= 2 * cpu.threads() || cpu.threads() == 1 {
         job.by_expert();
     } else {
         job.by_panel(&mut room);
     }
+    room.pieces = pieces;
     Scratch::of_thread().group = room;
 }
 
@@ -81,11 +90,34 @@ pub(crate) struct Room {
     hidden: InputBuffer,
     /// Output rows of the choices.
     places: Vec<usize>,
+    pieces: Vec<Piece>,
     parts: Vec<PartOfRoom>,
     taken: Vec<bool>,
 }
 
-/// Where an expert's rows lie in a room.
+/// The most rows of an expert that are computed together: enough that decoding its weights again for the next costs
+/// little, and room for them is bounded whatever the pass.
+const MOST_ROWS: usize = 256;
+
+/// Some choices of an expert: at most [`MOST_ROWS`].
+#[derive(Clone, Copy)]
+struct Piece {
+    expert: usize,
+    /// Its first choice.
+    first: usize,
+}
+
+/// Cuts the choices of a group into pieces.
+fn cut(group: &[Expert<'_>], pieces: &mut Vec<Piece>) {
+    pieces.clear();
+    for (expert, weights) in group.iter().enumerate() {
+        for first in (0..weights.choices.len()).step_by(MOST_ROWS) {
+            pieces.push(Piece { expert, first });
+        }
+    }
+}
+
+/// Where a piece's rows lie in a room.
 #[derive(Clone, Copy, Default)]
 struct PartOfRoom {
     /// Its first choice.
@@ -97,6 +129,7 @@ struct PartOfRoom {
 struct Job<'a> {
     cpu: &'a Cpu,
     group: &'a [Expert<'a>],
+    pieces: &'a [Piece],
     x: &'a [f32],
     top_k: usize,
     ff: usize,
@@ -105,14 +138,20 @@ struct Job<'a> {
     hidden: Option<DisjointMut<'a, f32>>,
 }
 
-impl Job<'_> {
-    /// Each thread takes whole experts: their rows stay in its cache.
+impl<'a> Job<'a> {
+    /// An expert with the choices of a piece.
+    fn piece(&self, piece: &Piece) -> Expert<'a> {
+        let expert = self.group[piece.expert];
+        Expert { choices: &expert.choices[piece.first..expert.choices.len().min(piece.first + MOST_ROWS)], ..expert }
+    }
+
+    /// Each thread takes whole pieces: their rows stay in its cache.
     fn by_expert(&self) {
-        let &Self { cpu, group, ff, width, out, .. } = self;
+        let &Self { cpu, pieces, ff, width, out, .. } = self;
         let products = cpu.products();
-        cpu.pool.run(group.len(), false, Scratch::of_thread, |scratch, e| {
+        cpu.pool.run(pieces.len(), false, Scratch::of_thread, |scratch, i| {
             let Scratch { panel, expert: room, .. } = &mut **scratch;
-            let expert = &group[e];
+            let expert = &self.piece(&pieces[i]);
             let rows = expert.choices.len();
             self.make_room(rows, InputBuffer::len(products, rows, width), InputBuffer::len(products, rows, ff), room);
             self.gather(expert, PartOfRoom::default(), room);
@@ -136,29 +175,29 @@ impl Job<'_> {
         });
     }
 
-    /// All threads share the panels of every matrix: there are too few experts to give each thread some.
+    /// All threads share the panels of every matrix: there are too few pieces to give each thread some.
     fn by_panel(&self, room: &mut Room) {
-        let &Self { cpu, group, ff, width, out, .. } = self;
+        let &Self { cpu, pieces, ff, width, out, .. } = self;
         let (isa, products) = (cpu.isa(), cpu.products());
         let mut end = PartOfRoom::default();
         room.parts.clear();
-        for expert in group {
+        for piece in pieces {
             room.parts.push(end);
-            let rows = expert.choices.len();
+            let rows = self.piece(piece).choices.len();
             end.choice += rows;
             end.x += InputBuffer::len(products, rows, width);
             end.hidden += InputBuffer::len(products, rows, ff);
         }
         self.make_room(end.choice, end.x, end.hidden, room);
-        for (e, expert) in group.iter().enumerate() {
-            self.gather(expert, room.parts[e], room);
+        for (i, piece) in pieces.iter().enumerate() {
+            self.gather(&self.piece(piece), room.parts[i], room);
         }
 
         let panels = ff.div_ceil(PANEL_ROWS);
         let (gate, up) = (Out::new(&mut room.gate, ff), Out::new(&mut room.up, ff));
         let (parts, inputs) = (&room.parts, &room.x);
-        cpu.pool.run(group.len() * panels, false, Scratch::of_thread, |scratch, task| {
-            let (expert, part) = (&group[task / panels], parts[task / panels]);
+        cpu.pool.run(pieces.len() * panels, false, Scratch::of_thread, |scratch, task| {
+            let (expert, part) = (self.piece(&pieces[task / panels]), parts[task / panels]);
             let first = task % panels * PANEL_ROWS;
             let x = inputs.view(products, part.x, expert.choices.len(), width);
             // SAFETY: this task alone writes the columns of its panel in the rows of its expert.
@@ -170,14 +209,14 @@ impl Job<'_> {
 
         let up = &room.up;
         cpu.for_rows(&mut room.gate[..end.choice * ff], ff, |row, gate| silu_times(isa, gate, &up[row * ff..][..ff]));
-        for (e, expert) in group.iter().enumerate() {
-            self.pass_on(expert, room.parts[e], room);
+        for (i, piece) in pieces.iter().enumerate() {
+            self.pass_on(&self.piece(piece), room.parts[i], room);
         }
 
         let panels = width.div_ceil(PANEL_ROWS);
         let (parts, hidden, places) = (&room.parts, &room.hidden, &room.places);
-        cpu.pool.run(group.len() * panels, false, Scratch::of_thread, |scratch, task| {
-            let (expert, part) = (&group[task / panels], parts[task / panels]);
+        cpu.pool.run(pieces.len() * panels, false, Scratch::of_thread, |scratch, task| {
+            let (expert, part) = (self.piece(&pieces[task / panels]), parts[task / panels]);
             let rows = expert.choices.len();
             let hidden = hidden.view(products, part.hidden, rows, ff);
             let out = out.at_places(&places[part.choice..][..rows]);

@@ -2,8 +2,8 @@
 //!
 //! Owns: the arithmetic of every operation of a layer, its vectorised forms and the threads that run them.
 //! Promises: one arithmetic for every number of rows — an output value is computed by the same operations in the same
-//! order whether its row comes alone or with thousands, by one thread or by many. On x86-64 with FMA and on aarch64 the
-//! bytes are also the same from one vector width to the next.
+//! order whether its row comes alone or with thousands, by one thread or by many. In float32, on x86-64 with FMA and on
+//! aarch64, the bytes are also the same from one vector width to the next.
 //! Refuses: to know of files, models, layers or memory that it was not handed.
 
 #![allow(unsafe_code)] // vector loads, and threads that write disjoint parts of one output

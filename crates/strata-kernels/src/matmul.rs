@@ -108,6 +108,9 @@ pub(crate) unsafe fn multiply_panel(
     out: Out<'_>,
     panel: &mut Panel,
 ) {
+    if x.rows == 0 {
+        return; // nothing to decode for, and an output that has no columns
+    }
     let end = w.rows.min(first + PANEL_ROWS);
     // With few inputs the decoded rows are read once: then the fewer there are, the nearer they still lie. Unless they
     // are never written, or sixteen inputs cost as much as one.

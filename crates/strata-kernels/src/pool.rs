@@ -116,11 +116,6 @@ impl Pool {
         let job = OpenJob::open(self, &work);
         work();
         drop(job);
-        if self.shared.has_panicked.load(SeqCst)
-            && let Some(panic) = self.shared.take_panic()
-        {
-            resume_unwind(panic);
-        }
     }
 }
 
@@ -136,7 +131,8 @@ impl Drop for Pool {
     }
 }
 
-/// A job that workers may enter. Closing it, also when the caller's own work panics, waits until none is inside.
+/// A job that workers may enter. Closing it, also when the caller's own work panics, waits until none is inside; then it
+/// passes on a worker's panic, unless there is the caller's.
 struct OpenJob<'a>(&'a Shared);
 
 impl<'a> OpenJob<'a> {
@@ -145,10 +141,6 @@ impl<'a> OpenJob<'a> {
         // SAFETY: this only forgets the lifetime. The job is closed and left by all workers before `work` ends: that is
         // what dropping this value does, and `run` drops it on every path.
         let work: Work = unsafe { std::mem::transmute::<&'a (dyn Fn() + Sync), &'static (dyn Fn() + Sync)>(work) };
-        // A panic may be left from a job whose caller panicked as well.
-        if shared.has_panicked.load(SeqCst) {
-            drop(shared.take_panic());
-        }
         // SAFETY: the job is closed, and `is_busy` makes this thread its only caller.
         unsafe { *shared.work.0.get() = Some(work) };
         shared.is_open.store(true, SeqCst);
@@ -176,13 +168,22 @@ impl Drop for OpenJob<'_> {
         }
         // SAFETY: the job is closed and nobody is inside; who comes in now finds it closed.
         unsafe { *self.0.work.0.get() = None };
+        // Taken while no other job can begin: the next one's caller must not find it.
+        let panic = self.0.take_panic();
         self.0.is_busy.store(false, SeqCst);
+        if let Some(panic) = panic
+            && !thread::panicking()
+        {
+            resume_unwind(panic);
+        }
     }
 }
 
 impl Shared {
     fn take_panic(&self) -> Option<Box<dyn std::any::Any + Send>> {
-        self.has_panicked.store(false, SeqCst);
+        if !self.has_panicked.swap(false, SeqCst) {
+            return None;
+        }
         self.panic.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
@@ -358,6 +359,36 @@ mod tests {
             );
             assert_eq!(count.into_inner(), 50);
         }
+    }
+
+    #[test]
+    fn a_panic_reaches_its_own_caller_when_others_wait_for_the_pool() {
+        let pool = Pool::new(3);
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(SeqCst) {
+                    pool.run(2, false, || (), |(), _| ());
+                }
+            });
+            let caller = thread::current().id();
+            for _ in 0..if cfg!(miri) { 5 } else { 500 } {
+                let has_failed = AtomicBool::new(false);
+                let task = |(): &mut (), _| {
+                    if thread::current().id() != caller {
+                        has_failed.store(true, SeqCst);
+                        resume_unwind(Box::new("failed"));
+                    }
+                    thread::yield_now();
+                };
+                let result = catch_unwind(AssertUnwindSafe(|| pool.run(6, false, || (), task)));
+                if result.is_err() != has_failed.load(SeqCst) {
+                    is_over.store(true, SeqCst);
+                    panic!("a panic was lost");
+                }
+            }
+            is_over.store(true, SeqCst);
+        });
     }
 
     #[test]

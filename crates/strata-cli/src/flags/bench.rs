@@ -40,7 +40,7 @@ pub(crate) struct DecodeFlags {
 /// How a model is timed.
 #[derive(Args, Debug)]
 pub(crate) struct TimingFlags {
-    /// Runs that are timed, each of a fresh text; one more comes before them.
+    /// Runs that are timed, each of the same text anew; one more comes before them.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = at_least_one)]
     pub(crate) repeat: usize,
     /// File with the text to read [default: the ids a synthetic file names, or the shipped text].

@@ -102,6 +102,16 @@ fn two_settings_are_compared() {
     assert!(lines[0]["backend"].as_str().unwrap().contains("portable float32"), "{lines:?}");
 }
 
+#[test]
+fn more_tokens_than_any_memory_holds_are_refused() {
+    let most = usize::MAX.to_string();
+    for args in [&["bench", "prefill", "-n", &most][..], &["bench", "decode", "-n", &most, "--context-tokens", "5"]] {
+        let ran = strata(args);
+        assert_eq!(ran.code, Some(1), "{}", ran.stderr);
+        assert!(ran.stderr.contains("tokens in a context of 4096: use less text"), "{}", ran.stderr);
+    }
+}
+
 /// Calls of an operation in a table, by its name.
 fn calls(table: &str, name: &str) -> u64 {
     let line = table.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("no {name} in\n{table}"));

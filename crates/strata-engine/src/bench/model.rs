@@ -2,10 +2,11 @@
 
 use std::time::Instant;
 
-use strata_backend::Profile;
+use strata_backend::{BackendError, Profile};
 use strata_gguf::{MetadataError, Optional};
 use strata_kernels::Cpu;
 use strata_kernels::peaks::Peak;
+use strata_model::ModelError;
 use strata_model::qwen4exp::{Flops, Rows};
 
 use super::Spread;
@@ -98,14 +99,14 @@ pub fn measure(
         engine.take_profile();
         let cpu = engine.options.cpu()?;
         timings.push(ModelTiming {
-            seconds: Vec::with_capacity(repeat),
+            seconds: Vec::new(),
             tokens: work.tokens(),
             flops: engine.flops(work),
             peak: Peak::of(&cpu),
             peak_flops_per_second: 0.0,
             profile: None,
         });
-        peaks.push((cpu, Vec::with_capacity(repeat)));
+        peaks.push((cpu, Vec::new()));
     }
     for _ in 0..repeat {
         for ((engine, timing), (cpu, peaks)) in engines.iter_mut().zip(&mut timings).zip(&mut peaks) {
@@ -125,7 +126,7 @@ impl Engine {
     /// when there are too few.
     ///
     /// # Errors
-    /// When there are none, or the file has no usable tokenizer for the text.
+    /// When there are none, the file has no usable tokenizer for the text, or the context has no room for so many.
     pub fn ids_to_measure(&self, text: Option<&str>, count: usize) -> Result<Vec<u32>, EngineError> {
         let ids = match text {
             Some(text) => self.tokenizer()?.encode(text, false)?,
@@ -133,6 +134,10 @@ impl Engine {
         };
         if ids.is_empty() {
             return Err(EngineError::TextTooShort { got_tokens: 0, needed_tokens: 1 });
+        }
+        let context_tokens = self.model.context_tokens();
+        if count > context_tokens {
+            return Err(ModelError::from(BackendError::ContextFull { needed_tokens: count, context_tokens }).into());
         }
         Ok(ids.into_iter().cycle().take(count).collect())
     }

@@ -262,11 +262,11 @@ impl Head<'_> {
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 unsafe fn round_query(query: &[f32], out: *mut u16) {
-    for at in (0..query.len()).step_by(LANES) {
-        let mask = ((1u32 << (query.len() - at).min(LANES)) - 1) as __mmask16;
-        // SAFETY: the mask ends at the query's end; the caller made room for whole lanes.
+    for at in (0..padded(query.len())).step_by(LANES) {
+        let mask = ((1u32 << query.len().saturating_sub(at).min(LANES)) - 1) as __mmask16;
+        // SAFETY: the mask ends at the query's end; the caller made room for the padding.
         unsafe {
-            let values = _mm512_maskz_loadu_ps(mask, query.as_ptr().add(at));
+            let values = _mm512_maskz_loadu_ps(mask, query.as_ptr().wrapping_add(at));
             let rounded = transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(values));
             _mm256_storeu_si256(out.add(at).cast(), rounded);
         }

@@ -42,6 +42,8 @@ pub fn attend(cpu: &Cpu, cache: &KvCache, queries: &Queries<'_>, selections: &Se
     let whole = heads.is_multiple_of(cache.heads()) && stride >= cache.dim();
     let whole = whole && values.len() == rows * heads * stride && out.len() == rows * heads * cache.dim();
     assert!(whole, "attend: shapes differ");
+    let visible = selections.visible_tokens();
+    assert!(rows == 0 || visible <= cache.tokens(), "attend: {visible} tokens are seen of {}", cache.tokens());
     match &cache.store {
         Store::Float32 { keys, values } => float32::attend(cpu, cache, [keys, values], queries, selections, out),
         #[cfg(target_arch = "x86_64")]

@@ -112,6 +112,11 @@ impl Selections {
         self.rows
     }
 
+    /// The tokens that the last row sees.
+    pub(super) fn visible_tokens(&self) -> usize {
+        self.first_visible + self.rows.saturating_sub(1)
+    }
+
     /// What a row attends to.
     pub fn row(&self, row: usize) -> Selected<'_> {
         assert!(row < self.rows, "selection of row {row} of {}", self.rows);

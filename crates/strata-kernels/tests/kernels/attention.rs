@@ -436,3 +436,34 @@ fn gates_match_the_double_reference() {
         }
     }
 }
+
+#[test]
+fn what_a_wider_head_left_behind_does_not_show() {
+    let mut random = Random::new(9);
+    for cpu in bfloat16_isas().map(|isa| Cpu::fast(isa, 1).unwrap()) {
+        // Both pad their queries to 128 dimensions; those of the first are infinite where the second has none.
+        let mut wide = Case::new(&mut random, (1, 1, 128), 1.0, 5, 1);
+        let narrow = Case::new(&mut random, (1, 1, 80), 1.0, 5, 1);
+        let before = narrow.attend_every_way(&cpu);
+        assert!(before.iter().all(|v| v.is_finite()));
+        wide.queries.fill(f32::INFINITY);
+        wide.attend(&cpu, &wide.cache(&cpu, &wide.keys, &wide.values, 7), 0, 1);
+        assert_eq!(bits(&narrow.attend_every_way(&cpu)), bits(&before), "{}", cpu.isa());
+    }
+}
+
+#[test]
+fn tokens_that_the_cache_lacks_are_refused() {
+    for cpu in cpus().chain(bfloat16_isas().map(|isa| Cpu::fast(isa, 1).unwrap())) {
+        let mut cache = KvCache::new(cpu.arithmetic(), 1, 16, 8).unwrap();
+        cache.append(&[1.0; 5 * 16], &[1.0; 5 * 16]);
+        let mut selections = Selections::default();
+        for (visible, is_refused) in [(5, false), (6, true), (9, true)] {
+            selections.set_everything(visible - 1, 2);
+            let queries = Queries { values: &[1.0; 2 * 16], heads: 1, stride: 16 };
+            let run = || attend(&cpu, &cache, &queries, &selections, &mut [0.0; 2 * 16]);
+            let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
+            assert_eq!(result.is_err(), is_refused, "{visible} of 5 tokens, {}", cpu.isa());
+        }
+    }
+}

@@ -102,7 +102,7 @@ fn cases() -> Vec<Case> {
     if cfg!(miri) {
         return vec![Case::random(2, 3, 2, false)];
     }
-    let shapes = [(1, 1, true), (2, 3, false), (7, 2, true), (33, 4, false), (200, 2, true), (64, 6, false)];
+    let shapes = [(1, 1, true), (2, 3, false), (7, 2, true), (33, 4, false), (530, 2, true), (64, 6, false)];
     let seeds = 10..;
     shapes.into_iter().cycle().zip(seeds).take(12).map(|((r, k, q), seed)| Case::random(seed, r, k, q)).collect()
 }
@@ -288,5 +288,29 @@ proptest! {
         let chosen: f64 = ids.iter().map(|id| all[*id as usize]).sum();
         let want: Vec<f64> = ids.iter().map(|id| all[*id as usize] / chosen).collect();
         assert_close(&weights, &want, 1e-6, "weights");
+    }
+}
+
+#[test]
+fn experts_of_different_shapes_are_refused() {
+    let cpu = Cpu::precise(Isa::best(), 1).unwrap();
+    let bytes = [0; 4 * 64 * 8];
+    let matrix = |rows: usize, cols: usize| Matrix::new(TensorType::F32, rows, cols, 1.0, &bytes[..4 * rows * cols]);
+    let right = [(5, 8), (5, 8), (8, 5)];
+    // A second expert that would read or write beyond the room that the first one asks for.
+    for (part, shape) in [(0, (64, 8)), (1, (64, 8)), (0, (5, 4)), (2, (64, 5)), (2, (8, 4)), (2, (8, 5))] {
+        let mut shapes = right;
+        shapes[part] = shape;
+        let choices = [[Choice { row: 0, k: 0 }], [Choice { row: 0, k: 1 }]];
+        let expert = |shapes: [(usize, usize); 3], choices| {
+            let [gate, up, down] = shapes.map(|(rows, cols)| matrix(rows, cols));
+            Expert { gate, up, down, choices }
+        };
+        let group = [expert(right, &choices[0][..]), expert(shapes, &choices[1][..])];
+        let mut out = [0.0; 2 * 8];
+        let outputs = &mut Outputs { out: &mut out, hidden: None, top_k: 2 };
+        let run = || experts(&cpu, &group, &[1.0; 8], outputs);
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
+        assert_eq!(result.is_err(), shapes != right, "{shapes:?}");
     }
 }
