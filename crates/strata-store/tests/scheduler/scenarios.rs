@@ -44,10 +44,12 @@ fn serve(scheduler: &mut Scheduler, layer: u32) -> Vec<u32> {
     while scheduler.outstanding() > 0 {
         let started = reads(scheduler);
         finish(scheduler, &started);
+        let before = served.len();
         while let Some(Outcome::Ready { expert, slot }) = scheduler.next_outcome() {
             served.push(expert.index);
             scheduler.release(slot);
         }
+        assert!(!started.is_empty() || served.len() > before, "no progress");
     }
     scheduler.layer_done(layer);
     served
@@ -274,6 +276,21 @@ fn a_slot_is_given_back_once() {
     let Some(Outcome::Ready { slot, .. }) = s.next_outcome() else { panic!("it was read") };
     s.release(slot);
     s.release(slot);
+}
+
+#[test]
+#[should_panic(expected = "is not out")]
+fn a_slot_of_an_older_generation_is_not_taken_back() {
+    let mut s = scheduler(6, 2, &[]);
+    s.begin_pass(PassKind::Prompt);
+    s.demand(0, &demands(&[(0, 1)])).unwrap();
+    let started = reads(&mut s);
+    finish(&mut s, &started);
+    s.close(0);
+    let Some(Outcome::Ready { slot: SlotId { index, generation }, .. }) = s.next_outcome() else {
+        panic!("it was read")
+    };
+    s.release(SlotId { index, generation: generation - 1 });
 }
 
 #[test]
