@@ -70,7 +70,7 @@ fn pass(scheduler: &mut Scheduler, kind: PassKind, all: &[Demand], fails: bool) 
         scheduler.close(layer);
         while scheduler.outstanding() > 0 {
             let mut out = [SlotId { index: 0, generation: 0 }; 3];
-            let mut held = 0;
+            let (mut held, before) = (0, scheduler.outstanding());
             while held < out.len()
                 && let Some(outcome) = scheduler.next_outcome()
             {
@@ -80,15 +80,24 @@ fn pass(scheduler: &mut Scheduler, kind: PassKind, all: &[Demand], fails: bool) 
                 }
             }
             out[..held].iter().for_each(|slot| scheduler.release(*slot));
-            read(scheduler, fails);
+            let is_fewer = scheduler.outstanding() < before;
+            assert!(read(scheduler, fails) > 0 || is_fewer, "no progress");
         }
         scheduler.layer_done(layer);
     }
     scheduler.end_pass();
 }
 
-fn read(scheduler: &mut Scheduler, fails: bool) {
+/// Does all reads that find a slot; gives their number.
+fn read(scheduler: &mut Scheduler, fails: bool) -> u32 {
+    let mut reads = 0;
     while let Some(read) = scheduler.next_read() {
-        if fails { scheduler.read_failed(read.slot) } else { scheduler.read_done(read.slot) }
+        if fails {
+            scheduler.read_failed(read.slot);
+        } else {
+            scheduler.read_done(read.slot);
+        }
+        reads += 1;
     }
+    reads
 }

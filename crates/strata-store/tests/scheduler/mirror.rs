@@ -35,13 +35,16 @@ pub(crate) struct Mirror {
     demanded: BTreeMap<u32, u32>,
     served: BTreeSet<u32>,
     forecast: BTreeMap<ExpertId, u32>,
+    /// What was expected in this pass before it was demanded, and has not given way since.
+    was_forecast: BTreeSet<ExpertId>,
     /// Experts that failed in this pass, and reads in it.
     failed: BTreeSet<ExpertId>,
     reads_in_pass: BTreeMap<ExpertId, u32>,
     hot: BTreeSet<ExpertId>,
     /// Most times that an expert was read in one pass.
     pub(crate) most_reads: u32,
-    pub(crate) lookups: u64,
+    /// Look-ups: resident, ahead, missed.
+    lookups: [u64; 3],
     pub(crate) evictions: u64,
     /// Records by class: read, failed, and used in the pass that they were read for.
     pub(crate) read: [u64; 3],
@@ -63,11 +66,12 @@ impl Mirror {
             demanded: BTreeMap::new(),
             served: BTreeSet::new(),
             forecast: BTreeMap::new(),
+            was_forecast: BTreeSet::new(),
             failed: BTreeSet::new(),
             reads_in_pass: BTreeMap::new(),
             hot: BTreeSet::new(),
             most_reads: 0,
-            lookups: 0,
+            lookups: [0; 3],
             evictions: 0,
             read: [0; 3],
             failures: [0; 3],
@@ -96,6 +100,7 @@ impl Mirror {
             let is_demanded = layer == self.layer && self.demanded.contains_key(expert);
             if !self.failed.contains(&id) && !is_demanded {
                 *self.forecast.entry(id).or_insert(0) += tokens;
+                self.was_forecast.insert(id);
             }
         }
     }
@@ -109,7 +114,17 @@ impl Mirror {
 
     pub(crate) fn close(&mut self) {
         self.is_closed = true;
-        self.lookups += self.demanded.len() as u64;
+        for index in self.demanded.keys() {
+            let id = ExpertId { layer: self.layer, index: *index };
+            let kind = match self.holder(id) {
+                Some(held) if held.content == Content::Filled && held.read_in_pass != self.pass => 0,
+                Some(held) if held.content == Content::Filled && held.class == Class::HotSet => 0,
+                Some(_) => 1,
+                None if self.was_forecast.contains(&id) => 1,
+                None => 2,
+            };
+            self.lookups[kind] += 1;
+        }
         self.forecast.retain(|id, _| id.layer != self.layer);
     }
 
@@ -163,6 +178,7 @@ impl Mirror {
                 && !self.served.contains(&held.expert.index);
             assert!(!is_wanted, "what the layer needs stays");
             let is_forecast = self.forecast.remove(&held.expert).is_some();
+            self.was_forecast.remove(&held.expert);
             assert!(!is_forecast || read.class == Class::Demand, "only demand takes what is expected");
         }
         let old = self.generations.insert(read.slot.index, read.slot.generation);
@@ -231,6 +247,7 @@ impl Mirror {
     pub(crate) fn end(&mut self) {
         self.start_layer(0);
         self.forecast.clear();
+        self.was_forecast.clear();
     }
 
     /// The hot set after any event: a prompt never changes it, decode only exchanges members.
@@ -247,7 +264,7 @@ impl Mirror {
 
     /// The counts that are known here, exactly.
     pub(crate) fn check_counts(&self, counts: &Counts) {
-        assert_eq!(counts.resident.records + counts.ahead.records + counts.missed.records, self.lookups);
+        assert_eq!([counts.resident, counts.ahead, counts.missed].map(|tally| tally.records), self.lookups);
         assert_eq!(counts.evictions, self.evictions);
         for class in [Class::Demand, Class::ReadAhead, Class::HotSet] {
             assert_eq!(counts.read[class].records, self.read[class as usize]);
