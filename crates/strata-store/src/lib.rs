@@ -11,6 +11,7 @@ mod reader;
 mod record;
 mod resident;
 mod rows;
+pub mod scheduler;
 
 pub use area::Area;
 pub use error::StoreError;

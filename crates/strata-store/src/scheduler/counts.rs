@@ -1,0 +1,62 @@
+//! What is counted: the receipt of a run.
+
+use std::ops::{AddAssign, Index, IndexMut};
+
+use super::Class;
+
+/// A number of records and their bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// How many.
+    pub records: u64,
+    /// Bytes of all of them.
+    pub bytes: u64,
+}
+
+/// One more record of so many bytes.
+impl AddAssign<u64> for Tally {
+    fn add_assign(&mut self, record_bytes: u64) {
+        self.records += 1;
+        self.bytes += record_bytes;
+    }
+}
+
+/// A tally for each class of reads. A read stays in the class in which it was started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ByClass([Tally; 3]);
+
+impl Index<Class> for ByClass {
+    type Output = Tally;
+
+    fn index(&self, class: Class) -> &Tally {
+        &self.0[class as usize]
+    }
+}
+
+impl IndexMut<Class> for ByClass {
+    fn index_mut(&mut self, class: Class) -> &mut Tally {
+        &mut self.0[class as usize]
+    }
+}
+
+/// Counts since the scheduler was made; they only grow.
+///
+/// A *look-up* is one distinct expert that a layer of a pass demands, judged when the layer is closed. The bytes that a
+/// run needed are those of its look-ups that were ahead or missed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Look-ups of experts that were in memory without a read by this pass.
+    pub resident: Tally,
+    /// Look-ups whose read was queued by a forecast, or had been started, when the layer was closed.
+    pub ahead: Tally,
+    /// All other look-ups.
+    pub missed: Tally,
+    /// Reads that were done.
+    pub read: ByClass,
+    /// Of these, those whose record no layer of the pass at hand used. The hot set's are never wasted.
+    pub wasted: ByClass,
+    /// Reads that failed.
+    pub failed: ByClass,
+    /// Resident records that gave way to another.
+    pub evictions: u64,
+}

@@ -1,0 +1,176 @@
+//! What the pass tells: layers, forecasts, demand.
+
+use super::{Class, Need, PassKind, Scheduler, SlotState};
+use crate::{Demand, ExpertId, StoreError};
+
+impl Scheduler {
+    /// A pass begins, with layer 0.
+    ///
+    /// Then for each layer, in order: [`demand`](Self::demand) for each strip that was routed, [`close`](Self::close),
+    /// [`next_outcome`](Self::next_outcome) until nothing is [outstanding](Self::outstanding), and
+    /// [`layer_done`](Self::layer_done). [`forecast`](Self::forecast) and the events of reads and slots may come at any
+    /// time. At the end comes [`end_pass`](Self::end_pass), or anywhere [`abandon`](Self::abandon).
+    ///
+    /// # Panics
+    /// When a pass is under way. The other events of a pass panic when they come out of this order.
+    pub fn begin_pass(&mut self, kind: PassKind) {
+        assert!(!self.is_in_pass, "a pass is under way");
+        self.is_in_pass = true;
+        self.kind = kind;
+        self.pass += 1;
+        self.layer = 0;
+        self.is_closed = false;
+    }
+
+    /// A strip's rows are expected to be routed to these experts of a layer that is not closed: read-ahead, until the
+    /// layer is closed. A hint: what comes too late or does not exist is ignored.
+    pub fn forecast(&mut self, layer: u32, experts: &[Demand]) {
+        if !self.is_in_pass || layer < self.layer || (layer == self.layer && self.is_closed) {
+            return;
+        }
+        for Demand { expert, tokens } in experts {
+            let Some(number) = self.number(ExpertId { layer, index: *expert }) else { continue };
+            let expert = &mut self.experts[number as usize];
+            match expert.need {
+                Need::Forecast => expert.tokens = expert.tokens.saturating_add(*tokens),
+                Need::Nothing if expert.failed_in_pass != Some(self.pass) => {
+                    expert.need = Need::Forecast;
+                    expert.tokens = *tokens;
+                    expert.is_forecast = true;
+                    match expert.slot {
+                        None => self.unread_ahead[layer as usize] += 1,
+                        Some(slot) => self.settle_if_resident(slot),
+                    }
+                }
+                Need::Nothing | Need::Demand | Need::Served => {}
+            }
+        }
+    }
+
+    /// A strip's rows were routed to these experts of the layer at hand. Those in memory are kept from now on.
+    ///
+    /// # Errors
+    /// When an expert does not exist. Then none of them counts.
+    ///
+    /// # Panics
+    /// When this is not the layer at hand or it is closed.
+    pub fn demand(&mut self, layer: u32, experts: &[Demand]) -> Result<(), StoreError> {
+        assert!(self.is_in_pass && layer == self.layer && !self.is_closed, "layer {layer} is not open");
+        let ids = || experts.iter().map(|demand| ExpertId { layer, index: demand.expert });
+        if let Some(id) = ids().find(|id| self.number(*id).is_none()) {
+            return Err(StoreError::NoSuchExpert(id));
+        }
+        let first = self.numbers(layer).start;
+        for Demand { expert, tokens } in experts {
+            let number = first + expert;
+            let expert = &mut self.experts[number as usize];
+            match expert.need {
+                Need::Demand => expert.tokens = expert.tokens.saturating_add(*tokens),
+                Need::Served => {}
+                Need::Nothing | Need::Forecast => {
+                    if expert.need == Need::Forecast && expert.slot.is_none() {
+                        self.unread_ahead[layer as usize] -= 1;
+                    }
+                    self.outstanding += 1;
+                    expert.need = Need::Demand;
+                    expert.tokens = *tokens;
+                    match expert.slot {
+                        Some(slot) => self.settle_if_resident(slot),
+                        None if expert.failed_in_pass == Some(self.pass) => {
+                            expert.need = Need::Served;
+                            self.failed.push_back(number);
+                        }
+                        None => self.unread_demand += 1,
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// All rows of the layer at hand were routed: what was expected and is not in demand is dropped, and what is in
+    /// demand can be handed out.
+    ///
+    /// # Panics
+    /// When this is not the layer at hand or it is closed.
+    pub fn close(&mut self, layer: u32) {
+        assert!(self.is_in_pass && layer == self.layer && !self.is_closed, "layer {layer} is not open");
+        self.is_closed = true;
+        for number in self.numbers(layer) {
+            match self.experts[number as usize].need {
+                Need::Nothing => {}
+                Need::Forecast => self.drop_need(number),
+                Need::Demand | Need::Served => self.count_lookup(number),
+            }
+        }
+        self.unread_ahead[layer as usize] = 0;
+    }
+
+    fn count_lookup(&mut self, number: u32) {
+        let expert = &self.experts[number as usize];
+        let record_bytes = self.record_bytes(number);
+        let kind = match expert.slot.map(|slot| &self.slots[slot as usize]) {
+            Some(slot)
+                if slot.state == SlotState::Resident
+                    && (slot.read_in_pass != self.pass || slot.class == Class::HotSet) =>
+            {
+                &mut self.counts.resident
+            }
+            Some(_) => &mut self.counts.ahead,
+            None if expert.is_forecast => &mut self.counts.ahead,
+            None => &mut self.counts.missed,
+        };
+        *kind += record_bytes;
+    }
+
+    /// All experts of the layer at hand were handed out: the next layer is at hand.
+    ///
+    /// # Panics
+    /// When the layer is not at hand, not closed, or some of its experts are outstanding.
+    pub fn layer_done(&mut self, layer: u32) {
+        assert!(self.is_in_pass && layer == self.layer && self.is_closed, "layer {layer} is not closed");
+        assert_eq!(self.outstanding, 0, "experts of layer {layer} that were not handed out");
+        self.numbers(layer).for_each(|number| self.drop_need(number));
+        self.layer += 1;
+        self.is_closed = false;
+    }
+
+    /// The pass is complete.
+    ///
+    /// # Panics
+    /// When no pass is under way or experts are outstanding.
+    pub fn end_pass(&mut self) {
+        assert!(self.is_in_pass && self.outstanding == 0, "the pass is not complete");
+        self.abandon();
+    }
+
+    /// The pass, if there is one, is given up. Reads under way go on, and slots that are out must still be given back.
+    pub fn abandon(&mut self) {
+        for number in 0..self.experts.len() as u32 {
+            self.drop_need(number);
+        }
+        self.unread_ahead.fill(0);
+        self.unread_demand = 0;
+        self.outstanding = 0;
+        self.failed.clear();
+        self.is_in_pass = false;
+        self.is_closed = false;
+    }
+
+    /// The pass needs an expert no more.
+    fn drop_need(&mut self, number: u32) {
+        let expert = &mut self.experts[number as usize];
+        let was = std::mem::replace(&mut expert.need, Need::Nothing);
+        expert.is_forecast = false;
+        // What was served is where it belongs, or will be when it is given back.
+        if let (Need::Forecast | Need::Demand, Some(slot)) = (was, expert.slot) {
+            self.settle_if_resident(slot);
+        }
+    }
+
+    fn settle_if_resident(&mut self, slot: u32) {
+        if self.slots[slot as usize].state == SlotState::Resident {
+            self.settle(slot);
+        }
+    }
+}

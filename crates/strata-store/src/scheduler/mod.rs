@@ -1,0 +1,322 @@
+//! Which record is read next, into which slot: the core of a store that is smaller than the model.
+//!
+//! Owns: who is in which slot, what the layer at hand demands, what is expected, and the counts. Promises: an expert is
+//! never read while it is in memory or on its way; what a layer demands is handed out exactly once, or reported as failed;
+//! a slot that is out or being filled is never given to another record; any arena of at least [`Limits::least_slots`]
+//! slots makes progress; the same events give the same answers; nothing is allocated after [`Scheduler::new`].
+//! Refuses: threads, clocks, files and bytes. It is driven: events come in by methods, and the driver pulls what is to be
+//! done by [`Scheduler::next_read`] and [`Scheduler::next_outcome`].
+//!
+//! A read is decided when it is pulled, never before. So nothing waits in the order in which it was asked for: demand
+//! overtakes read-ahead, and read-ahead that turns out not to be needed is dropped, without any queue.
+
+mod chains;
+mod counts;
+mod events;
+mod slots;
+
+use std::collections::VecDeque;
+
+use thiserror::Error;
+
+pub use counts::{ByClass, Counts, Tally};
+
+use crate::ExpertId;
+use chains::Chains;
+
+/// The fixed sizes of a scheduler.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// Bytes of one record, for each layer.
+    pub record_bytes: Vec<u64>,
+    /// Experts of a layer.
+    pub experts: u32,
+    /// Experts that one token is routed to.
+    pub top_k: u32,
+    /// Slots of the arena.
+    pub slots: u32,
+    /// Most reads at a time.
+    pub depth: u32,
+}
+
+impl Limits {
+    /// The smallest legal arena: the routes of two layers, and slots to be filled meanwhile.
+    pub fn least_slots(&self) -> u32 {
+        self.top_k.saturating_mul(2).saturating_add(self.depth)
+    }
+}
+
+/// The arena is smaller than the smallest legal one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error(
+    "the arena has {slots} slots; at least {least_slots} are needed: twice the experts of a token, and one for each read \
+     at a time"
+)]
+pub struct ArenaTooSmall {
+    /// Slots given.
+    pub slots: u32,
+    /// Slots needed.
+    pub least_slots: u32,
+}
+
+/// What a pass is, which decides what it leaves in the arena.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PassKind {
+    /// A part of a prompt: a sweep over nearly all experts. What it has used gives way first, because a sweep comes back
+    /// to it last, and the hot set is left alone.
+    Prompt,
+    /// One token or a few: what was used longest ago gives way first, and what is used again enters the hot set.
+    Decode,
+}
+
+/// Why a record is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// The layer at hand needs it.
+    Demand = 0,
+    /// A forecast says that a layer will need it.
+    ReadAhead = 1,
+    /// It belongs to the hot set, which is loaded when there is nothing else to read.
+    HotSet = 2,
+}
+
+/// A slot, and which filling of it is meant: the generation changes whenever the slot is given to a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SlotId {
+    /// Index in the arena.
+    pub index: u32,
+    /// Counts the records that the slot was given to.
+    pub generation: u32,
+}
+
+/// A read to be started now. It is known by its slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Read {
+    /// Where the record goes.
+    pub slot: SlotId,
+    /// Whose record it is.
+    pub expert: ExpertId,
+    /// Why it is read.
+    pub class: Class,
+    /// Whose record was in the slot, and is overwritten.
+    pub evicted: Option<ExpertId>,
+}
+
+/// What became of a demanded expert.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It is in memory. The slot is pinned until it is given back by [`Scheduler::release`].
+    Ready {
+        /// The expert.
+        expert: ExpertId,
+        /// Its slot.
+        slot: SlotId,
+    },
+    /// Its record could not be read in this pass.
+    Failed {
+        /// The expert.
+        expert: ExpertId,
+    },
+}
+
+/// What the pass wants of an expert.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Need {
+    Nothing,
+    /// Its layer is expected to demand it.
+    Forecast,
+    /// Its layer, the one at hand, demands it.
+    Demand,
+    /// It was demanded, and has been handed out or has failed.
+    Served,
+}
+
+#[derive(Clone, Copy)]
+struct Expert {
+    need: Need,
+    /// Rows that need it, or are expected to.
+    tokens: u32,
+    /// A forecast asked for it in this pass, before it was demanded.
+    is_forecast: bool,
+    is_hot: bool,
+    /// The pass in which its read failed last.
+    failed_in_pass: Option<u64>,
+    /// Where its record is, or will be.
+    slot: Option<u32>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum SlotState {
+    Free,
+    Reading,
+    Resident,
+}
+
+#[derive(Clone, Copy)]
+struct Slot {
+    generation: u32,
+    state: SlotState,
+    /// Number of the expert in the table; of no meaning while the slot is free.
+    expert: u32,
+    /// Claims that are out.
+    pins: u32,
+    class: Class,
+    /// The pass in which its read was started.
+    read_in_pass: u64,
+    /// It was read for a pass that has not used it yet.
+    is_unused: bool,
+}
+
+/// Chains of slots. Those that are in none are being read, are out, or belong to the hot set.
+mod chain {
+    /// Empty.
+    pub(super) const FREE: usize = 0;
+    /// Resident and not needed, the next to give way first.
+    pub(super) const COLD: usize = 1;
+    /// Resident and forecast, the most useful first: in order of arrival.
+    pub(super) const AHEAD: usize = 2;
+    /// Resident, demanded and not handed out yet, in order of arrival.
+    pub(super) const READY: usize = 3;
+    pub(super) const COUNT: usize = 4;
+}
+
+/// The state machine. For the order of events see [`begin_pass`](Self::begin_pass).
+pub struct Scheduler {
+    limits: Limits,
+    /// `[layers][experts]`.
+    experts: Vec<Expert>,
+    slots: Vec<Slot>,
+    chains: Chains,
+    /// The resident ones of the hot set, in the one chain that there is, the coldest first.
+    hot: Chains,
+    /// Hot set to be loaded: what is left from `hot_loaded` on.
+    hot_list: Vec<u32>,
+    hot_loaded: usize,
+    /// Slots that are not free and do not hold a member of the hot set, and how many there may be: the other slots are
+    /// kept for the hot set.
+    ring_used: u32,
+    ring_slots: u32,
+    in_flight: u32,
+    kind: PassKind,
+    /// Number of the pass, from 1.
+    pass: u64,
+    is_in_pass: bool,
+    /// The layer at hand.
+    layer: u32,
+    is_closed: bool,
+    /// Demanded experts that have not been handed out.
+    outstanding: u32,
+    /// Of these, those for which no read was started.
+    unread_demand: u32,
+    /// Forecast experts for which no read was started, for each layer.
+    unread_ahead: Vec<u32>,
+    /// Demanded experts that failed and were not reported yet.
+    failed: VecDeque<u32>,
+    counts: Counts,
+}
+
+impl Scheduler {
+    /// An empty arena. The members of `hot`, the hottest first, are to be loaded and to stay; as many are taken as leave
+    /// the smallest legal arena to all others, and those that do not exist are skipped.
+    ///
+    /// # Errors
+    /// When there are fewer than [`Limits::least_slots`] slots.
+    ///
+    /// # Panics
+    /// When reads are limited to none at a time, or the experts are too many to be numbered.
+    pub fn new(limits: Limits, hot: &[ExpertId]) -> Result<Self, ArenaTooSmall> {
+        assert!(limits.depth > 0, "at least one read at a time");
+        let least_slots = limits.least_slots();
+        if limits.slots < least_slots {
+            return Err(ArenaTooSmall { slots: limits.slots, least_slots });
+        }
+        let layers = limits.record_bytes.len();
+        let experts = layers * limits.experts as usize;
+        assert!(u32::try_from(experts).is_ok(), "experts are numbered in 32 bits");
+        let expert = Expert {
+            need: Need::Nothing,
+            tokens: 0,
+            is_forecast: false,
+            is_hot: false,
+            failed_in_pass: None,
+            slot: None,
+        };
+        let slot = Slot {
+            generation: 0,
+            state: SlotState::Free,
+            expert: 0,
+            pins: 0,
+            class: Class::HotSet,
+            read_in_pass: 0,
+            is_unused: false,
+        };
+        let slots = limits.slots as usize;
+        let mut scheduler = Self {
+            experts: vec![expert; experts],
+            slots: vec![slot; slots],
+            chains: Chains::new(chain::COUNT, slots),
+            hot: Chains::new(1, slots),
+            hot_list: Vec::new(),
+            hot_loaded: 0,
+            ring_used: 0,
+            ring_slots: 0,
+            in_flight: 0,
+            kind: PassKind::Prompt,
+            pass: 0,
+            is_in_pass: false,
+            layer: 0,
+            is_closed: false,
+            outstanding: 0,
+            unread_demand: 0,
+            unread_ahead: vec![0; layers],
+            failed: VecDeque::with_capacity(limits.experts as usize),
+            counts: Counts::default(),
+            limits,
+        };
+        (0..scheduler.limits.slots).for_each(|slot| scheduler.chains.push_last(chain::FREE, slot));
+        for id in hot {
+            let Some(number) = scheduler.number(*id) else { continue };
+            let expert = &mut scheduler.experts[number as usize];
+            let room = scheduler.hot_list.len() < (scheduler.limits.slots - least_slots) as usize;
+            if room && !std::mem::replace(&mut expert.is_hot, true) {
+                scheduler.hot_list.push(number);
+            }
+        }
+        scheduler.ring_slots = scheduler.limits.slots - scheduler.hot_list.len() as u32;
+        Ok(scheduler)
+    }
+
+    /// What was counted so far.
+    pub fn counts(&self) -> &Counts {
+        &self.counts
+    }
+
+    /// Demanded experts that have not been handed out or reported as failed.
+    pub fn outstanding(&self) -> u32 {
+        self.outstanding
+    }
+
+    /// Members of the hot set that are in memory, the hottest first.
+    pub fn hot_set(&self) -> impl Iterator<Item = ExpertId> {
+        self.hot.backwards(0).map(|slot| self.id(self.slots[slot as usize].expert))
+    }
+
+    /// Place in the table of an expert, if it exists.
+    fn number(&self, id: ExpertId) -> Option<u32> {
+        let exists = (id.layer as usize) < self.limits.record_bytes.len() && id.index < self.limits.experts;
+        exists.then(|| id.layer * self.limits.experts + id.index)
+    }
+
+    fn id(&self, number: u32) -> ExpertId {
+        ExpertId { layer: number / self.limits.experts, index: number % self.limits.experts }
+    }
+
+    /// Places in the table of the experts of a layer.
+    fn numbers(&self, layer: u32) -> std::ops::Range<u32> {
+        layer * self.limits.experts..(layer + 1) * self.limits.experts
+    }
+
+    fn record_bytes(&self, number: u32) -> u64 {
+        self.limits.record_bytes[self.id(number).layer as usize]
+    }
+}

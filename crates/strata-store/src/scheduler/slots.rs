@@ -1,0 +1,248 @@
+//! Slots: which read is next, where it goes, what gives way to it, and what happens to a slot that nobody needs any more.
+
+use super::{Class, ExpertId, Need, Outcome, PassKind, Read, Scheduler, SlotId, SlotState, chain};
+
+impl Scheduler {
+    /// The next read, which the driver starts at once; `None` when there is nothing to read, as many reads are under way
+    /// as may be, or no slot can be had until one is released.
+    ///
+    /// Demand goes first, then read-ahead, nearer layers first, then the hot set. In a class, the expert with most tokens
+    /// goes first, the lower index among equals.
+    pub fn next_read(&mut self) -> Option<Read> {
+        if self.in_flight == self.limits.depth {
+            return None;
+        }
+        if let Some(expert) = self.next_demand() {
+            // Read-ahead may take less than demand may: what finds no slot here must not be overtaken there.
+            return self.start(expert, Class::Demand);
+        }
+        if let Some(read) = self.next_ahead().and_then(|expert| self.start(expert, Class::ReadAhead)) {
+            return Some(read);
+        }
+        let expert = self.next_hot()?;
+        self.start(expert, Class::HotSet)
+    }
+
+    fn next_demand(&self) -> Option<u32> {
+        if self.unread_demand == 0 { None } else { self.most_wanted(self.layer, Need::Demand) }
+    }
+
+    fn next_ahead(&self) -> Option<u32> {
+        let layer = self.unread_ahead.iter().position(|unread| *unread > 0)?;
+        self.most_wanted(layer as u32, Need::Forecast)
+    }
+
+    /// The member of the hot set to be loaded next.
+    fn next_hot(&mut self) -> Option<u32> {
+        while let Some(&number) = self.hot_list.get(self.hot_loaded) {
+            let expert = &self.experts[number as usize];
+            if expert.is_hot && expert.slot.is_none() {
+                self.hot_loaded += 1;
+                return Some(number);
+            }
+            self.hot_loaded += 1;
+        }
+        None
+    }
+
+    /// Of the layer's experts with this need and no slot, the one that most tokens wait for.
+    fn most_wanted(&self, layer: u32, need: Need) -> Option<u32> {
+        let mut most = None;
+        for number in self.numbers(layer) {
+            let expert = &self.experts[number as usize];
+            let is_candidate = expert.need == need && expert.slot.is_none();
+            if is_candidate && most.is_none_or(|(_, tokens)| expert.tokens > tokens) {
+                most = Some((number, expert.tokens));
+            }
+        }
+        most.map(|(number, _)| number)
+    }
+
+    /// Gives a slot to the expert's record, if one can be had.
+    fn start(&mut self, number: u32, class: Class) -> Option<Read> {
+        let is_hot = self.experts[number as usize].is_hot;
+        let index = if is_hot || self.ring_used < self.ring_slots {
+            self.chains.first(chain::FREE)
+        } else if let Some(cold) = self.chains.first(chain::COLD) {
+            Some(cold)
+        } else if class == Class::Demand {
+            // Read-ahead comes in order of use: what came last is missed least.
+            self.chains.last(chain::AHEAD)
+        } else {
+            None
+        }?;
+        let evicted = self.evict(index);
+        if evicted.is_none() && !is_hot {
+            self.ring_used += 1;
+        }
+        let id = self.id(number);
+        let expert = &mut self.experts[number as usize];
+        expert.slot = Some(index);
+        match expert.need {
+            Need::Demand => self.unread_demand -= 1,
+            Need::Forecast => self.unread_ahead[id.layer as usize] -= 1,
+            Need::Nothing | Need::Served => {}
+        }
+        self.chains.remove(index);
+        let slot = &mut self.slots[index as usize];
+        slot.generation = slot.generation.wrapping_add(1);
+        slot.state = SlotState::Reading;
+        slot.expert = number;
+        slot.class = class;
+        slot.read_in_pass = self.pass;
+        slot.is_unused = class != Class::HotSet;
+        self.in_flight += 1;
+        Some(Read { slot: SlotId { index, generation: slot.generation }, expert: id, class, evicted })
+    }
+
+    /// Forgets what is in the slot.
+    fn evict(&mut self, index: u32) -> Option<ExpertId> {
+        let slot = self.slots[index as usize];
+        if slot.state == SlotState::Free {
+            return None;
+        }
+        assert!(slot.state == SlotState::Resident && slot.pins == 0, "what is being read or out stays");
+        self.waste(index);
+        let expert = &mut self.experts[slot.expert as usize];
+        // What was expected and had to give way is read again only on demand.
+        expert.need = Need::Nothing;
+        expert.is_forecast = false;
+        expert.slot = None;
+        self.counts.evictions += 1;
+        Some(self.id(slot.expert))
+    }
+
+    /// The record of a read is in its slot.
+    ///
+    /// # Panics
+    /// When no such read is under way.
+    pub fn read_done(&mut self, slot: SlotId) {
+        let number = self.finish(slot);
+        let index = slot.index;
+        let class = self.slots[index as usize].class;
+        let record_bytes = self.record_bytes(number);
+        self.counts.read[class] += record_bytes;
+        self.slots[index as usize].state = SlotState::Resident;
+        if self.experts[number as usize].is_hot {
+            // They come in the order of the list, the hottest first.
+            self.hot.push_first(0, index);
+        }
+        self.settle(index);
+    }
+
+    /// A record could not be read. The expert fails for this pass; its slot is free.
+    ///
+    /// # Panics
+    /// When no such read is under way.
+    pub fn read_failed(&mut self, slot: SlotId) {
+        let number = self.finish(slot);
+        let index = slot.index;
+        let class = self.slots[index as usize].class;
+        let record_bytes = self.record_bytes(number);
+        self.counts.failed[class] += record_bytes;
+        self.slots[index as usize].state = SlotState::Free;
+        self.chains.push_last(chain::FREE, index);
+        let expert = &mut self.experts[number as usize];
+        expert.slot = None;
+        expert.failed_in_pass = Some(self.pass);
+        if !expert.is_hot {
+            self.ring_used -= 1;
+        }
+        match expert.need {
+            Need::Demand => {
+                expert.need = Need::Served;
+                self.failed.push_back(number);
+            }
+            Need::Forecast => expert.need = Need::Nothing,
+            Need::Nothing | Need::Served => {}
+        }
+    }
+
+    /// Checks that a read is under way and counts it out; gives its expert's number.
+    fn finish(&mut self, id: SlotId) -> u32 {
+        let slot = &self.slots[id.index as usize];
+        let is_under_way = slot.state == SlotState::Reading && slot.generation == id.generation;
+        assert!(is_under_way, "no read into {id:?} is under way");
+        self.in_flight -= 1;
+        slot.expert
+    }
+
+    /// Hands out one expert of the closed layer: failures first, then in order of arrival. `None` before the layer is
+    /// closed, when all were handed out, or when the next one is still being read.
+    pub fn next_outcome(&mut self) -> Option<Outcome> {
+        if !self.is_closed {
+            return None;
+        }
+        if let Some(number) = self.failed.pop_front() {
+            self.outstanding -= 1;
+            return Some(Outcome::Failed { expert: self.id(number) });
+        }
+        let index = self.chains.first(chain::READY)?;
+        self.chains.remove(index);
+        self.outstanding -= 1;
+        let slot = &mut self.slots[index as usize];
+        slot.pins += 1;
+        slot.is_unused = false;
+        let (number, id) = (slot.expert, SlotId { index, generation: slot.generation });
+        let is_used_again = slot.read_in_pass != self.pass;
+        self.experts[number as usize].need = Need::Served;
+        if self.kind == PassKind::Decode {
+            self.warm(index, is_used_again);
+        }
+        Some(Outcome::Ready { expert: self.id(number), slot: id })
+    }
+
+    /// A use in decode: a hot slot becomes the hottest; one that was used before changes places with the coldest.
+    fn warm(&mut self, index: u32, is_used_again: bool) {
+        let number = self.slots[index as usize].expert as usize;
+        if !self.experts[number].is_hot {
+            let Some(coldest) = self.hot.first(0).filter(|_| is_used_again) else { return };
+            self.hot.remove(coldest);
+            self.experts[self.slots[coldest as usize].expert as usize].is_hot = false;
+            self.settle(coldest);
+            self.experts[number].is_hot = true;
+        }
+        self.hot.push_last(0, index);
+    }
+
+    /// Takes back a slot that [`next_outcome`](Self::next_outcome) handed out, also after the layer or the pass.
+    ///
+    /// # Panics
+    /// When the slot is not out.
+    pub fn release(&mut self, id: SlotId) {
+        let slot = &mut self.slots[id.index as usize];
+        assert!(slot.pins > 0 && slot.generation == id.generation, "{id:?} is not out");
+        slot.pins -= 1;
+        if slot.pins == 0 {
+            self.settle(id.index);
+        }
+    }
+
+    /// Puts a resident slot into the chain that it belongs to now.
+    pub(super) fn settle(&mut self, index: u32) {
+        let slot = self.slots[index as usize];
+        let expert = self.experts[slot.expert as usize];
+        if !matches!(expert.need, Need::Demand | Need::Forecast) {
+            self.waste(index);
+        }
+        match expert.need {
+            Need::Demand => self.chains.push_last(chain::READY, index),
+            _ if slot.pins > 0 || expert.is_hot => self.chains.remove(index),
+            Need::Forecast => self.chains.push_last(chain::AHEAD, index),
+            Need::Nothing | Need::Served => match self.kind {
+                PassKind::Prompt => self.chains.push_first(chain::COLD, index),
+                PassKind::Decode => self.chains.push_last(chain::COLD, index),
+            },
+        }
+    }
+
+    /// Counts a record that was read and not used, once.
+    fn waste(&mut self, index: u32) {
+        let slot = &mut self.slots[index as usize];
+        if std::mem::take(&mut slot.is_unused) {
+            let (number, class) = (slot.expert, slot.class);
+            let record_bytes = self.record_bytes(number);
+            self.counts.wasted[class] += record_bytes;
+        }
+    }
+}

@@ -1,0 +1,335 @@
+//! Small stories with their exact answers.
+
+use strata_store::scheduler::{ArenaTooSmall, Class, Limits, Outcome, PassKind, Read, Scheduler, SlotId, Tally};
+use strata_store::{Demand, ExpertId, StoreError};
+
+use crate::simulator::{Compute, Drive, Simulator};
+use crate::trace::{self, Random, Style};
+
+const RECORD_BYTES: u64 = 1000;
+
+fn limits(layers: usize, slots: u32, depth: u32) -> Limits {
+    Limits { record_bytes: vec![RECORD_BYTES; layers], experts: 10, top_k: 2, slots, depth }
+}
+
+fn scheduler(slots: u32, depth: u32, hot: &[(u32, u32)]) -> Scheduler {
+    let hot: Vec<_> = hot.iter().map(|(layer, index)| id(*layer, *index)).collect();
+    Scheduler::new(limits(4, slots, depth), &hot).unwrap()
+}
+
+fn id(layer: u32, index: u32) -> ExpertId {
+    ExpertId { layer, index }
+}
+
+fn demands(all: &[(u32, u32)]) -> Vec<Demand> {
+    all.iter().map(|(expert, tokens)| Demand { expert: *expert, tokens: *tokens }).collect()
+}
+
+/// All reads that can be started, not yet done.
+fn reads(scheduler: &mut Scheduler) -> Vec<Read> {
+    std::iter::from_fn(|| scheduler.next_read()).collect()
+}
+
+fn order(reads: &[Read]) -> Vec<(Class, u32, u32)> {
+    reads.iter().map(|read| (read.class, read.expert.layer, read.expert.index)).collect()
+}
+
+fn finish(scheduler: &mut Scheduler, reads: &[Read]) {
+    reads.iter().for_each(|read| scheduler.read_done(read.slot));
+}
+
+/// Reads and hands out all of the closed layer, gives it back; the experts in that order.
+fn serve(scheduler: &mut Scheduler, layer: u32) -> Vec<u32> {
+    let mut served = Vec::new();
+    while scheduler.outstanding() > 0 {
+        let started = reads(scheduler);
+        finish(scheduler, &started);
+        let before = served.len();
+        while let Some(Outcome::Ready { expert, slot }) = scheduler.next_outcome() {
+            served.push(expert.index);
+            scheduler.release(slot);
+        }
+        assert!(!started.is_empty() || served.len() > before, "no progress");
+    }
+    scheduler.layer_done(layer);
+    served
+}
+
+/// One layer from demand to the end.
+fn layer(scheduler: &mut Scheduler, layer: u32, experts: &[u32]) -> Vec<u32> {
+    let all: Vec<_> = experts.iter().map(|expert| (*expert, 1)).collect();
+    scheduler.demand(layer, &demands(&all)).unwrap();
+    scheduler.close(layer);
+    serve(scheduler, layer)
+}
+
+#[test]
+fn the_smallest_arena_is_two_routes_and_the_reads_under_way() {
+    assert_eq!(limits(4, 0, 3).least_slots(), 7);
+    assert!(Scheduler::new(limits(4, 7, 3), &[]).is_ok());
+    let error = Scheduler::new(limits(4, 6, 3), &[]).err().unwrap();
+    assert_eq!(error, ArenaTooSmall { slots: 6, least_slots: 7 });
+    assert!(error.to_string().starts_with("the arena has 6 slots; at least 7 are needed"), "{error}");
+}
+
+#[test]
+fn demand_overtakes_read_ahead_and_most_tokens_go_first() {
+    use Class::{Demand as D, ReadAhead as A};
+    let mut s = scheduler(30, 4, &[]);
+    s.begin_pass(PassKind::Prompt);
+    s.forecast(2, &demands(&[(0, 99)]));
+    s.forecast(1, &demands(&[(5, 1), (4, 3), (6, 3)]));
+    // Tokens of strips add up.
+    s.forecast(1, &demands(&[(5, 1)]));
+    assert_eq!(order(&[s.next_read().unwrap(), s.next_read().unwrap()]), [(A, 1, 4), (A, 1, 6)]);
+    s.demand(0, &demands(&[(9, 1), (2, 2)])).unwrap();
+    s.demand(0, &demands(&[(9, 2), (1, 2)])).unwrap();
+    let more = reads(&mut s);
+    assert_eq!(order(&more), [(D, 0, 9), (D, 0, 1)], "four at a time");
+    finish(&mut s, &more);
+    assert_eq!(order(&reads(&mut s)), [(D, 0, 2), (A, 1, 5)]);
+}
+
+#[test]
+fn read_ahead_becomes_demand_or_is_dropped() {
+    let mut s = scheduler(30, 3, &[]);
+    s.begin_pass(PassKind::Prompt);
+    s.forecast(0, &demands(&[(1, 9), (2, 8), (3, 7), (4, 6), (5, 5)]));
+    let started = reads(&mut s);
+    assert_eq!(order(&started).iter().map(|r| r.2).collect::<Vec<_>>(), [1, 2, 3]);
+    s.read_done(started[0].slot);
+    // In memory, on its way, and queued; 3 is on its way for nothing, 5 is dropped; 7 nobody expected.
+    let restarted = reads(&mut s);
+    assert_eq!(order(&restarted), [(Class::ReadAhead, 0, 4)]);
+    s.forecast(0, &demands(&[(6, 1)]));
+    s.demand(0, &demands(&[(1, 1), (2, 1), (6, 1), (7, 1)])).unwrap();
+    s.close(0);
+    assert_eq!(s.counts().ahead, Tally { records: 3, bytes: 3 * RECORD_BYTES });
+    assert_eq!(s.counts().missed, Tally { records: 1, bytes: RECORD_BYTES });
+    finish(&mut s, &started[1..]);
+    finish(&mut s, &restarted);
+    assert_eq!(serve(&mut s, 0), [1, 2, 6, 7]);
+    s.end_pass();
+    assert_eq!(s.counts().wasted[Class::ReadAhead].records, 2);
+    assert_eq!(s.counts().read[Class::ReadAhead].records, 4);
+    assert_eq!(s.counts().read[Class::Demand].records, 2);
+    // What was read for nothing is there all the same.
+    s.begin_pass(PassKind::Prompt);
+    s.demand(0, &demands(&[(3, 1), (4, 1)])).unwrap();
+    assert_eq!(s.next_read(), None);
+    s.close(0);
+    assert_eq!(s.counts().resident.records, 2);
+}
+
+#[test]
+fn a_routes_hits_are_kept_from_its_misses() {
+    let mut s = scheduler(6, 2, &[]);
+    s.begin_pass(PassKind::Decode);
+    layer(&mut s, 0, &[0, 1, 2, 3, 4, 5]);
+    s.end_pass();
+    s.begin_pass(PassKind::Decode);
+    // 0 was used longest ago, and is hit: 1 and 2 give way.
+    s.demand(0, &demands(&[(8, 9), (9, 9), (0, 1)])).unwrap();
+    let evicted: Vec<_> = reads(&mut s).iter().map(|read| read.evicted.unwrap().index).collect();
+    assert_eq!(evicted, [1, 2]);
+}
+
+#[test]
+fn sweeps_evict_what_they_used_and_decode_what_was_used_longest_ago() {
+    for (kind, evicted) in [(PassKind::Prompt, 5), (PassKind::Decode, 0)] {
+        let mut s = scheduler(6, 2, &[]);
+        s.begin_pass(kind);
+        layer(&mut s, 0, &[0, 1, 2, 3, 4, 5]);
+        s.demand(1, &demands(&[(0, 1)])).unwrap();
+        assert_eq!(s.next_read().unwrap().evicted, Some(id(0, evicted)), "{kind:?}");
+    }
+}
+
+#[test]
+fn read_ahead_takes_only_what_nobody_needs_but_demand_takes_read_ahead() {
+    let mut s = scheduler(6, 2, &[]);
+    s.begin_pass(PassKind::Prompt);
+    s.forecast(1, &demands(&[(0, 9), (1, 8), (2, 7), (3, 6), (4, 5), (5, 4), (6, 3), (7, 2)]));
+    for _ in 0..3 {
+        let started = reads(&mut s);
+        finish(&mut s, &started);
+    }
+    assert_eq!(s.next_read(), None, "the arena is full of what is expected");
+    s.demand(0, &demands(&[(0, 1)])).unwrap();
+    let read = s.next_read().unwrap();
+    assert_eq!((read.expert, read.evicted), (id(0, 0), Some(id(1, 5))), "the least expected gives way");
+    assert_eq!(s.counts().wasted[Class::ReadAhead].records, 1);
+    s.read_done(read.slot);
+    assert_eq!(s.next_read(), None);
+    s.close(0);
+    assert_eq!(serve(&mut s, 0), [0]);
+    // What gave way is not expected any more; the next ones are.
+    assert_eq!(s.next_read().unwrap().expert, id(1, 6));
+}
+
+#[test]
+fn the_hot_set_is_loaded_kept_in_prompts_and_exchanged_in_decode() {
+    // 4 of the 10 slots can be hot: what is not there, what comes twice and what is too much is skipped.
+    let mut s = scheduler(10, 2, &[(0, 0), (7, 0), (0, 0), (0, 1), (0, 10), (1, 2), (1, 3), (1, 4)]);
+    for _ in 0..2 {
+        let started = reads(&mut s);
+        assert!(started.iter().all(|read| read.class == Class::HotSet));
+        finish(&mut s, &started);
+    }
+    let hot = [id(0, 0), id(0, 1), id(1, 2), id(1, 3)];
+    assert_eq!(s.hot_set().collect::<Vec<_>>(), hot);
+    assert_eq!(s.next_read(), None);
+    s.begin_pass(PassKind::Prompt);
+    layer(&mut s, 0, &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
+    layer(&mut s, 1, &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
+    s.end_pass();
+    assert_eq!(s.hot_set().collect::<Vec<_>>(), hot);
+    assert_eq!(s.counts().resident.records, 4);
+    // The first use in decode is probation, the second takes the coldest one's place. A use makes the hottest.
+    for (used, hot) in [
+        (3, [id(0, 0), id(0, 1), id(1, 2), id(1, 3)]),
+        (2, [id(1, 2), id(0, 0), id(0, 1), id(1, 3)]),
+        (3, [id(2, 3), id(1, 2), id(0, 0), id(0, 1)]),
+    ] {
+        s.begin_pass(PassKind::Decode);
+        layer(&mut s, 0, &[]);
+        layer(&mut s, 1, if used == 2 { &[2] } else { &[] });
+        layer(&mut s, 2, if used == 3 { &[3] } else { &[] });
+        s.end_pass();
+        assert_eq!(s.hot_set().collect::<Vec<_>>(), hot);
+    }
+}
+
+#[test]
+fn a_layer_larger_than_the_arena_goes_in_parts() {
+    let mut s = scheduler(6, 2, &[]);
+    s.begin_pass(PassKind::Prompt);
+    assert_eq!(layer(&mut s, 0, &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9]), [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
+    s.end_pass();
+    assert_eq!(s.counts().read[Class::Demand].records, 10);
+    assert_eq!(s.counts().evictions, 4);
+}
+
+#[test]
+fn a_failed_read_is_told_once_and_tried_in_the_next_pass() {
+    let mut s = scheduler(6, 2, &[]);
+    s.begin_pass(PassKind::Prompt);
+    s.demand(0, &demands(&[(0, 1), (1, 1)])).unwrap();
+    let started = reads(&mut s);
+    s.read_failed(started[0].slot);
+    s.read_done(started[1].slot);
+    // More rows want it, but it is not tried again.
+    s.demand(0, &demands(&[(0, 1)])).unwrap();
+    assert_eq!(s.next_read(), None);
+    s.close(0);
+    assert_eq!(s.next_outcome(), Some(Outcome::Failed { expert: id(0, 0) }));
+    assert!(matches!(s.next_outcome(), Some(Outcome::Ready { expert, .. }) if expert == id(0, 1)));
+    assert_eq!((s.next_outcome(), s.outstanding()), (None, 0));
+    s.abandon();
+    s.begin_pass(PassKind::Prompt);
+    assert_eq!(layer(&mut s, 0, &[0]), [0]);
+}
+
+#[test]
+fn slots_that_are_out_survive_the_pass_and_keep_their_record() {
+    let mut s = scheduler(6, 2, &[]);
+    s.begin_pass(PassKind::Prompt);
+    s.demand(0, &demands(&[(0, 1)])).unwrap();
+    let started = reads(&mut s);
+    finish(&mut s, &started);
+    s.close(0);
+    let Some(Outcome::Ready { slot, .. }) = s.next_outcome() else { panic!("it was read") };
+    s.abandon();
+    s.begin_pass(PassKind::Decode);
+    // Nine others through five slots; then the one that is out is wanted and handed out once more.
+    assert_eq!(layer(&mut s, 0, &[1, 2, 3, 4, 5, 6, 7, 8, 9]).len(), 9);
+    s.end_pass();
+    s.begin_pass(PassKind::Decode);
+    s.demand(0, &demands(&[(0, 1)])).unwrap();
+    s.close(0);
+    assert_eq!(s.next_outcome(), Some(Outcome::Ready { expert: id(0, 0), slot }));
+    s.release(slot);
+    s.release(slot);
+    s.layer_done(0);
+    s.end_pass();
+}
+
+#[test]
+#[should_panic(expected = "is under way")]
+fn a_read_of_an_older_generation_is_not_believed() {
+    let mut s = scheduler(6, 2, &[]);
+    s.begin_pass(PassKind::Prompt);
+    s.demand(0, &demands(&[(0, 1)])).unwrap();
+    let SlotId { index, generation } = s.next_read().unwrap().slot;
+    s.read_done(SlotId { index, generation: generation - 1 });
+}
+
+#[test]
+#[should_panic(expected = "is not out")]
+fn a_slot_is_given_back_once() {
+    let mut s = scheduler(6, 2, &[]);
+    s.begin_pass(PassKind::Prompt);
+    s.demand(0, &demands(&[(0, 1)])).unwrap();
+    let started = reads(&mut s);
+    finish(&mut s, &started);
+    s.close(0);
+    let Some(Outcome::Ready { slot, .. }) = s.next_outcome() else { panic!("it was read") };
+    s.release(slot);
+    s.release(slot);
+}
+
+#[test]
+#[should_panic(expected = "is not out")]
+fn a_slot_of_an_older_generation_is_not_taken_back() {
+    let mut s = scheduler(6, 2, &[]);
+    s.begin_pass(PassKind::Prompt);
+    s.demand(0, &demands(&[(0, 1)])).unwrap();
+    let started = reads(&mut s);
+    finish(&mut s, &started);
+    s.close(0);
+    let Some(Outcome::Ready { slot: SlotId { index, generation }, .. }) = s.next_outcome() else {
+        panic!("it was read")
+    };
+    s.release(SlotId { index, generation: generation - 1 });
+}
+
+#[test]
+fn experts_that_do_not_exist_are_refused_whole() {
+    let mut s = scheduler(6, 2, &[]);
+    s.begin_pass(PassKind::Prompt);
+    let error = s.demand(0, &demands(&[(0, 1), (10, 1)])).unwrap_err();
+    assert!(matches!(error, StoreError::NoSuchExpert(expert) if expert == id(0, 10)));
+    // As hints they are ignored, like those that come too late.
+    s.forecast(0, &demands(&[(10, 1)]));
+    s.forecast(4, &demands(&[(0, 1)]));
+    assert_eq!((s.outstanding(), s.next_read()), (0, None));
+    s.close(0);
+    s.forecast(0, &demands(&[(1, 1)]));
+    assert_eq!(s.next_read(), None);
+}
+
+/// A sweep of eight layers whose forecasts are right keeps the drive busy all the time; without forecasts it idles while
+/// the mixer runs. The floor is known: bytes over bandwidth.
+#[test]
+fn right_forecasts_reach_the_drives_floor() {
+    let style =
+        Style { layers: 8, experts: 64, top_k: 4, skew: 2, strips: 4, rows: 64, lookahead: 0, wrong_per_mille: 0 };
+    let limits = Limits { record_bytes: vec![RECORD_BYTES; 8], experts: 64, top_k: 4, slots: 160, depth: 8 };
+    let drive = Drive { latency_ns: 5_000, bytes_per_us: 1, jitter_ns: 5_000, fail_per_mille: 0 };
+    // A layer's reads take 64 ms; its mixer 40 ms, its experts 6 ms.
+    let compute = Compute { strip_ns: 10_000_000, expert_ns: 100_000, group: 1 };
+    let wall_and_floor = |lookahead| {
+        let pass = trace::pass(&Style { lookahead, ..style }, PassKind::Prompt, &mut Random::new(5));
+        let mut simulator = Simulator::new(&limits, &[], drive, compute, 6);
+        simulator.pass(&pass, 0).unwrap();
+        let counts = simulator.scheduler.counts();
+        let needed_bytes = counts.ahead.bytes + counts.missed.bytes;
+        let floor_ns = needed_bytes * 1000 / drive.bytes_per_us;
+        (simulator.now_ns as f64 / floor_ns as f64, counts.wasted[Class::ReadAhead].records)
+    };
+    let (ratio, wasted) = wall_and_floor(1);
+    assert_eq!(wasted, 0);
+    assert!((1.0..1.02).contains(&ratio), "{ratio}");
+    let (without, _) = wall_and_floor(0);
+    assert!(without > 1.1, "{without}");
+}
