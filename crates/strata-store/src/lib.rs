@@ -7,6 +7,7 @@
 
 mod area;
 mod error;
+pub mod plan;
 mod reader;
 mod record;
 mod resident;
