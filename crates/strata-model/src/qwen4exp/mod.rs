@@ -7,6 +7,7 @@ mod forward;
 mod gdn;
 mod head;
 mod hyper;
+mod memory;
 mod moe;
 mod ple;
 mod qsa;
@@ -21,6 +22,7 @@ use strata_store::{ExpertStore, FileReader, LayerRecords, Reader, Records, Resid
 pub use config::{AttentionConfig, Config, GdnConfig, MixerKind, MoeConfig, PleConfig};
 pub use flops::Flops;
 pub use forward::{LayerView, Moment, Observer, Rows, Unobserved};
+pub use memory::memory_shape;
 
 use self::head::Head;
 use self::moe::Moe;
