@@ -19,23 +19,22 @@ const ATTENDED_BYTES: u64 = 64;
 /// A context of this many tokens is a whole number of blocks and cache lines.
 const MEASURED_TOKENS: usize = 1 << 20;
 
-/// The numbers that a memory plan of the model needs, for strips of `strip_rows`.
+/// The numbers that a memory plan of a file's model needs, for strips of `strip_rows`.
 ///
 /// # Errors
 /// When the file is no such model.
-pub fn memory_shape(gguf: &Gguf, strip_rows: usize, block_tokens: Option<usize>) -> Result<ModelShape, ModelError> {
-    let config = Config::read(gguf, block_tokens)?;
+pub fn memory_shape(gguf: &Gguf, config: &Config, strip_rows: usize) -> Result<ModelShape, ModelError> {
     let mut part_bytes = Vec::with_capacity(config.layers);
     for layer in 0..config.layers {
-        part_bytes.push(moe::routed(gguf, &config, layer)?.map(|(_, range)| range.len_bytes));
+        part_bytes.push(moe::routed(gguf, config, layer)?.map(|(_, range)| range.len_bytes));
     }
-    let float32 = sequence(&config, Arithmetic::Float32);
-    let bfloat16 = sequence(&config, Arithmetic::Bfloat16);
+    let float32 = sequence(config, Arithmetic::Float32);
+    let bfloat16 = sequence(config, Arithmetic::Bfloat16);
     let table = match &config.ple {
         Some(_) => Some(weights::tensor(gguf, "per_layer_token_embd.weight")?),
         None => None,
     };
-    let room_token_bytes = room_bytes(&config);
+    let room_token_bytes = room_bytes(config);
     let (moe, hidden) = (&config.moe, config.hidden);
     let ple_rows = config.ple.as_ref().map_or(0, |ple| ple.rows_per_token() as u64);
     let row = PassShape {
@@ -50,11 +49,11 @@ pub fn memory_shape(gguf: &Gguf, strip_rows: usize, block_tokens: Option<usize>)
     };
     // Beside the rows: of each choice its id and weight, its place in the list by expert, and whether it is taken.
     let pass_token_bytes = CpuBackend::pass_row_bytes(&row) + (8 + 8 + 1) * moe.top_k as u64 + 8 * ple_rows;
-    let budget_tokens = (config.attention.indexer_tokens + most_block_tokens(&config)) as u64;
+    let budget_tokens = (config.attention.indexer_tokens + most_block_tokens(config)) as u64;
     let attention = &config.attention;
     let thread_values = 8 * (attention.heads * attention.head_dim) as u64;
     Ok(ModelShape {
-        dense_bytes: dense_bytes(gguf, &config),
+        dense_bytes: dense_bytes(gguf, config),
         experts: moe.experts as u64,
         top_k: moe.top_k as u64,
         part_bytes,
@@ -66,8 +65,8 @@ pub fn memory_shape(gguf: &Gguf, strip_rows: usize, block_tokens: Option<usize>)
         float32_cache_bytes: float32.token_bytes,
         bfloat16_cache_bytes: bfloat16.token_bytes,
         // Scores of sixteen rows for each block.
-        context_token_bytes: (16 * F32).div_ceil(most_block_tokens(&config).max(1) as u64),
-        strip_bytes: strip_bytes(gguf, &config, strip_rows as u64)?,
+        context_token_bytes: (16 * F32).div_ceil(most_block_tokens(config).max(1) as u64),
+        strip_bytes: strip_bytes(gguf, config, strip_rows as u64)?,
         thread_bytes: PANEL_BYTES * (config.streams * hidden) as u64
             + TILE_ROWS * room_token_bytes
             + F32 * thread_values

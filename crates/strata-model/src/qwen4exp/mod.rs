@@ -60,9 +60,6 @@ impl Default for Options {
     }
 }
 
-/// The context when neither the user nor the model asks for less.
-const DEFAULT_CONTEXT_TOKENS: usize = 32_768;
-
 /// A loaded model.
 pub struct Model {
     config: Config,
@@ -145,7 +142,7 @@ impl Model {
         mut options: Options,
     ) -> Result<Self, ModelError> {
         let Parts { config, head, layers, ple, .. } = parts;
-        let context_tokens = options.context_tokens.unwrap_or(config.context_length.min(DEFAULT_CONTEXT_TOKENS)).max(1);
+        let context_tokens = options.context_tokens.unwrap_or(config.default_context_tokens()).max(1);
         options.pass_tokens = options.pass_tokens.clamp(1, context_tokens);
         options.strip_rows = options.strip_rows.clamp(1, options.pass_tokens);
         let pass = backend.new_pass(&PassShape {
