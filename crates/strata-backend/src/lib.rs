@@ -23,7 +23,7 @@ pub use error::BackendError;
 pub use layers::{ExpertShape, Gdn, GdnForm, HyperRead, Indexer, Mixer, Ple, Qsa, SharedExpert};
 pub use profiled::{Operation, Profile, ProfiledBackend, SharedProfile, Spent};
 pub use recording::{Call, Recording, RecordingBackend};
-pub use strata_kernels::{Isa, UnavailableIsa, conv::MAX_TAPS as MAX_CONV_TAPS, experts::Choice};
+pub use strata_kernels::{Arithmetic, Isa, UnavailableIsa, conv::MAX_TAPS as MAX_CONV_TAPS, experts::Choice};
 
 macro_rules! handles {
     ($($(#[$meta:meta])* $name:ident;)*) => {

@@ -38,6 +38,8 @@ pub struct Recording {
     pub calls: Vec<Call>,
     /// Tickets handed out whose results nobody has read.
     pub unread_results: usize,
+    /// Bytes of all weights that were loaded, vectors as float32.
+    pub loaded_bytes: usize,
 }
 
 /// Remembers calls. Routes follow a fixed rule: row `r` of a strip chooses experts `r, r + 1, ...` modulo their number,
@@ -105,11 +107,13 @@ impl Backend for RecordingBackend {
     }
 
     fn load_matrix(&mut self, matrix: MatrixData) -> MatrixId {
+        self.record().loaded_bytes += matrix.bytes.len();
         self.matrices.push((matrix.rows, matrix.cols));
         MatrixId(self.matrices.len() as u32 - 1)
     }
 
-    fn load_vector(&mut self, _values: Vec<f32>) -> VectorId {
+    fn load_vector(&mut self, values: Vec<f32>) -> VectorId {
+        self.record().loaded_bytes += size_of_val(values.as_slice());
         self.vectors += 1;
         VectorId(self.vectors - 1)
     }

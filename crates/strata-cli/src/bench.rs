@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 use strata_engine::bench::{KernelBench, KernelCase, KernelRate, ModelTiming, Workload, measure};
-use strata_engine::{Cpu, Engine, EngineOptions, available_bytes, inspect};
+use strata_engine::{Cpu, Engine, EngineOptions, Memory, inspect};
 
 use crate::error::CliError;
 use crate::flags::{DecodeFlags, KernelsFlags, PrefillFlags, TimingFlags};
@@ -123,7 +123,7 @@ fn fits_times(path: &Path, copies: u64) -> Result<bool, CliError> {
     let inspection = inspect(path)?;
     let bytes = inspection.expert_bytes + inspection.dense_bytes;
     // A tenth more for states and what passes need.
-    Ok(available_bytes().is_none_or(|available| copies * (bytes + bytes / 10) < available))
+    Ok(Memory::detect().spare_bytes().is_none_or(|available| copies * (bytes + bytes / 10) < available))
 }
 
 fn timing_json(name: &str, context_tokens: usize, side: &Side, backend: &str, timing: &ModelTiming) -> Value {
@@ -228,7 +228,7 @@ fn kernel_bench(cpu: Cpu, weights_gb: f64) -> Result<KernelBench, CliError> {
         return Err(CliError::Usage(text));
     }
     // Half of what can be had: inputs, outputs and other programs need some, too.
-    let most = available_bytes().map_or(wanted, |bytes| (bytes / 2) as usize).max(least);
+    let most = Memory::detect().spare_bytes().map_or(wanted, |bytes| (bytes / 2) as usize).max(least);
     if wanted > most {
         note::line(format_args!(
             "strata: memory is short: {:.2} GiB of weights instead of {weights_gb}; what the caches hold may show",

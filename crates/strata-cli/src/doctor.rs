@@ -21,7 +21,7 @@ pub(crate) fn doctor(flags: &DoctorFlags) -> Result<(), CliError> {
     writeln!(out, "processor   {processor}")?;
     writeln!(out, "cores       {cores}, threads usable: {}", machine.threads)?;
     if !flags.isa {
-        let memory = machine.available_bytes.map_or_else(unknown, |bytes| format!("{:.1} GB", bytes as f64 / 1e9));
+        let memory = machine.memory.spare_bytes().map_or_else(unknown, |bytes| format!("{:.1} GB", bytes as f64 / 1e9));
         writeln!(out, "memory      {memory} available")?;
     }
     writeln!(out, "instructions")?;
@@ -53,7 +53,7 @@ fn to_json(machine: &Machine, only_isa: bool) -> Value {
         "auto": Isa::best().name(),
     });
     if !only_isa {
-        shown["memory_available_bytes"] = json!(machine.available_bytes);
+        shown["memory_available_bytes"] = json!(machine.memory.spare_bytes());
     }
     shown
 }

@@ -5,8 +5,10 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 pub(crate) use self::bench::{BenchCommand, DecodeFlags, DoctorFlags, KernelsFlags, PrefillFlags, TimingFlags};
+pub(crate) use self::plan::PlanFlags;
 
 mod bench;
+mod plan;
 
 /// Runs Mixture-of-Experts language models that are larger than memory.
 ///
@@ -26,6 +28,8 @@ pub(crate) enum Command {
     Chat(ChatFlags),
     /// Show what a model file holds.
     Inspect(InspectFlags),
+    /// Show how memory would be divided, and what prompts may expect of the drive.
+    Plan(PlanFlags),
     /// Show the tokens of a text.
     Tokenize(TokenizeFlags),
     /// Write the logits of every position of a text.

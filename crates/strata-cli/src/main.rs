@@ -14,6 +14,7 @@ mod input;
 mod inspect;
 mod interrupt;
 mod note;
+mod plan;
 mod profile;
 mod run;
 mod setup;
@@ -40,6 +41,7 @@ fn main() -> ExitCode {
         Command::Run(flags) => run::run(&flags),
         Command::Chat(flags) => chat::chat(&flags),
         Command::Inspect(flags) => inspect::inspect(&flags),
+        Command::Plan(flags) => plan::plan(&flags),
         Command::Tokenize(flags) => tokenize::tokenize(&flags),
         Command::Logits(flags) => exact::logits(&flags),
         Command::Dump(flags) => exact::dump(&flags),

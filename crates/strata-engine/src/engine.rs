@@ -10,6 +10,7 @@ use strata_gguf::{Gguf, GgufError, Metadata, MetadataError, Optional};
 use strata_kernels::Cpu;
 use strata_model::ModelError;
 use strata_model::qwen4exp::{Model, Options as ModelOptions};
+use strata_store::plan::PlanError;
 use thiserror::Error;
 
 use crate::{ChatOptions, ChatTemplate, SamplerParams, SamplingError, TemplateError, Tokenizer, TokenizerError};
@@ -49,6 +50,9 @@ pub enum EngineError {
     /// Nothing to go on from.
     #[error("the prompt is empty: there is nothing to continue")]
     EmptyPrompt,
+    /// The model and the machine's memory do not fit together.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
     /// A file of an exactness tool could not be read or written.
     #[error("{}: {problem}", path.display())]
     Record {

@@ -3,6 +3,8 @@
 use std::collections::BTreeSet;
 use std::fs;
 
+use crate::memory::Memory;
+
 /// A machine's facts. What the system does not tell is `None`.
 #[derive(Clone, Debug)]
 pub struct Machine {
@@ -12,8 +14,8 @@ pub struct Machine {
     pub cores: Option<usize>,
     /// Threads that this process may run at the same time.
     pub threads: usize,
-    /// Memory that can be had ([`available_bytes`]).
-    pub available_bytes: Option<u64>,
+    /// Its memory, and what this process may have of it.
+    pub memory: Memory,
 }
 
 impl Machine {
@@ -24,24 +26,9 @@ impl Machine {
             processor: values(&cpuinfo, "model name").next().map(str::to_owned),
             cores: count_cores(&cpuinfo),
             threads: std::thread::available_parallelism().map_or(1, usize::from),
-            available_bytes: available_bytes(),
+            memory: Memory::detect(),
         }
     }
-}
-
-/// Memory that this process can still have without others losing theirs: the system's, within the limit of its control
-/// group. `None` where the system does not tell (all but Linux).
-pub fn available_bytes() -> Option<u64> {
-    let system = parse_available(&fs::read_to_string("/proc/meminfo").ok()?)?;
-    let number = |name: &str| fs::read_to_string(format!("/sys/fs/cgroup/{name}")).ok()?.trim().parse::<u64>().ok();
-    // A group without a limit says `max`.
-    let group = number("memory.max").map(|max| max.saturating_sub(number("memory.current").unwrap_or(0)));
-    Some(group.map_or(system, |group| group.min(system)))
-}
-
-fn parse_available(meminfo: &str) -> Option<u64> {
-    let kib = values(meminfo, "MemAvailable").next()?.strip_suffix("kB")?.trim().parse::<u64>().ok()?;
-    Some(kib * 1024)
 }
 
 /// Distinct pairs of socket and core.
@@ -51,7 +38,7 @@ fn count_cores(cpuinfo: &str) -> Option<usize> {
 }
 
 /// What the lines `key : value` of this key say.
-fn values<'a>(text: &'a str, key: &'a str) -> impl Iterator<Item = &'a str> {
+pub(crate) fn values<'a>(text: &'a str, key: &'a str) -> impl Iterator<Item = &'a str> {
     text.lines().filter_map(move |line| {
         let (name, value) = line.split_once(':')?;
         (name.trim() == key).then(|| value.trim())
@@ -71,8 +58,5 @@ mod tests {
         assert_eq!(count_cores(&text), Some(2), "two threads a core");
         assert_eq!(values(&text, "model name").next(), Some("A CPU: fast"));
         assert_eq!(count_cores("Processor: ARM"), None);
-        let meminfo = "MemTotal:       24689764 kB\nMemFree:  1 kB\nMemAvailable:   23000000 kB\n";
-        assert_eq!(parse_available(meminfo), Some(23_552_000_000));
-        assert_eq!(parse_available("MemTotal: 1 kB"), None);
     }
 }

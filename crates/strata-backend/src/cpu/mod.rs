@@ -2,6 +2,7 @@
 
 mod experts;
 mod gdn;
+mod memory;
 mod pass;
 mod ple;
 mod qsa;

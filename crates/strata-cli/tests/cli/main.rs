@@ -6,6 +6,7 @@ mod doctor;
 mod exact;
 mod inspect;
 mod interrupt;
+mod plan;
 mod run;
 mod synth;
 mod tokenize;

@@ -5,11 +5,12 @@ use std::process::Stdio;
 
 use crate::{command, strata};
 
-const COMMANDS: [&[&str]; 16] = [
+const COMMANDS: [&[&str]; 17] = [
     &[],
     &["run"],
     &["chat"],
     &["inspect"],
+    &["plan"],
     &["tokenize"],
     &["logits"],
     &["dump"],
@@ -72,6 +73,11 @@ fn a_wrong_command_line_ends_with_2() {
         &["parity", "default", "threads=1000000", "--ids", "1"],
         &["parity", "default", "no-such-directory", "--ids", "1"],
         &["parity", "default", "pass=1"],
+        &["plan", "--memory-gb", "0"],
+        &["plan", "--arena-gb", "lots"],
+        &["plan", "--drive-gb", "nan"],
+        &["plan", "--context", "0"],
+        &["plan", "--pass", "0"],
         &["kld"],
         &["kld", "--save", "x"],
         &["kld", "--save", "x", "--against", "y"],

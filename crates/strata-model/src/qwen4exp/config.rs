@@ -7,6 +7,8 @@ use crate::ModelError;
 
 /// The largest value a size in metadata may have: no real one comes near, and products of a few stay far from overflow.
 const MAX_SIZE: u64 = 1 << 24;
+/// The context when neither the user nor the model asks for less.
+const DEFAULT_CONTEXT_TOKENS: usize = 32_768;
 
 /// Numbers of a qwen4exp model. Names are those of the specification.
 #[derive(Clone, Debug, PartialEq)]
@@ -195,6 +197,11 @@ fn divides(key: &str, whole: usize, part: usize, what: &str) -> Result<(), Model
 }
 
 impl Config {
+    /// Tokens of context when the user does not say how many.
+    pub fn default_context_tokens(&self) -> usize {
+        self.context_length.clamp(1, DEFAULT_CONTEXT_TOKENS)
+    }
+
     /// Reads and checks the configuration of a file. `block_tokens` overrides the tokens of an attention block in all
     /// attention layers (0: attend to everything).
     ///

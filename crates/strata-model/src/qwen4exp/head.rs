@@ -4,7 +4,7 @@ use strata_backend::{HyperRead, MatrixId};
 
 use super::config::Config;
 use super::hyper;
-use super::weights::{Loader, wrong_shape};
+use super::weights::{Loader, tensor, wrong_shape};
 use crate::ModelError;
 
 pub(super) struct Head {
@@ -16,7 +16,7 @@ pub(super) struct Head {
 }
 
 pub(super) fn load(loader: &mut Loader<'_>, config: &Config) -> Result<Head, ModelError> {
-    let table = loader.tensor("token_embd.weight")?;
+    let table = tensor(loader.gguf, "token_embd.weight")?;
     let vocabulary = table.rows() as usize;
     if vocabulary > u32::MAX as usize {
         return Err(wrong_shape(table, &[config.hidden, u32::MAX as usize]));

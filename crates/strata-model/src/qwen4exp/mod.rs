@@ -7,6 +7,7 @@ mod forward;
 mod gdn;
 mod head;
 mod hyper;
+mod memory;
 mod moe;
 mod ple;
 mod qsa;
@@ -21,6 +22,7 @@ use strata_store::{ExpertStore, FileReader, LayerRecords, Reader, Records, Resid
 pub use config::{AttentionConfig, Config, GdnConfig, MixerKind, MoeConfig, PleConfig};
 pub use flops::Flops;
 pub use forward::{LayerView, Moment, Observer, Rows, Unobserved};
+pub use memory::memory_shape;
 
 use self::head::Head;
 use self::moe::Moe;
@@ -57,9 +59,6 @@ impl Default for Options {
         }
     }
 }
-
-/// The context when neither the user nor the model asks for less.
-const DEFAULT_CONTEXT_TOKENS: usize = 32_768;
 
 /// A loaded model.
 pub struct Model {
@@ -143,7 +142,7 @@ impl Model {
         mut options: Options,
     ) -> Result<Self, ModelError> {
         let Parts { config, head, layers, ple, .. } = parts;
-        let context_tokens = options.context_tokens.unwrap_or(config.context_length.min(DEFAULT_CONTEXT_TOKENS)).max(1);
+        let context_tokens = options.context_tokens.unwrap_or(config.default_context_tokens()).max(1);
         options.pass_tokens = options.pass_tokens.clamp(1, context_tokens);
         options.strip_rows = options.strip_rows.clamp(1, options.pass_tokens);
         let pass = backend.new_pass(&PassShape {

@@ -2,12 +2,12 @@
 //! are records of the store.
 
 use strata_backend::{ExpertShape, HyperRead, MatrixId, SharedExpert};
-use strata_gguf::{Tensor, TensorType};
+use strata_gguf::{Gguf, Tensor, TensorType};
 use strata_store::{LayerRecords, PartRange};
 
 use super::config::{Config, MoeConfig};
 use super::hyper;
-use super::weights::Loader;
+use super::weights::{Loader, shaped};
 use crate::ModelError;
 
 /// What a layer's mixture of experts is made of, besides the records.
@@ -24,8 +24,8 @@ pub(super) fn load(loader: &mut Loader<'_>, config: &Config, layer: usize) -> Re
     let &MoeConfig { experts, ff, shared_ff, .. } = &config.moe;
     let hidden = config.hidden;
     let name = |part: &str| format!("blk.{layer}.{part}");
-    let is_fused = loader.gguf.tensor(&name("ffn_gate_up_exps.weight")).is_some();
-    let [gate, up, down] = routed(loader, config, layer, is_fused)?;
+    let is_fused = is_fused(loader.gguf, layer);
+    let [gate, up, down] = routed(loader.gguf, config, layer)?;
     let gate_up = if is_fused { ["ffn_gate_up_exps"; 2] } else { ["ffn_gate_exps", "ffn_up_exps"] };
     let gate_scales = loader.scales(&name(gate_up[0]), experts)?;
     let up_scales = loader.scales(&name(gate_up[1]), experts)?;
@@ -45,28 +45,28 @@ pub(super) fn load(loader: &mut Loader<'_>, config: &Config, layer: usize) -> Re
     Ok((moe, LayerRecords { experts: experts as u32, parts: [gate.1, up.1, down.1] }))
 }
 
+/// Whether gate and up are one tensor.
+fn is_fused(gguf: &Gguf, layer: usize) -> bool {
+    gguf.tensor(&format!("blk.{layer}.ffn_gate_up_exps.weight")).is_some()
+}
+
 /// Types and places of the routed experts' gate, up and down matrices.
-fn routed(
-    loader: &Loader<'_>,
-    config: &Config,
-    layer: usize,
-    is_fused: bool,
-) -> Result<[(TensorType, PartRange); 3], ModelError> {
+pub(super) fn routed(gguf: &Gguf, config: &Config, layer: usize) -> Result<[(TensorType, PartRange); 3], ModelError> {
     let &MoeConfig { experts, ff, .. } = &config.moe;
     let hidden = config.hidden;
     let name = |part: &str| format!("blk.{layer}.{part}.weight");
-    let down = loader.shaped(&name("ffn_down_exps"), &[ff, hidden, experts])?;
+    let down = shaped(gguf, &name("ffn_down_exps"), &[ff, hidden, experts])?;
     let down = (down.ty, part(down, hidden, 0, hidden));
     // Some files hold gate and up in one tensor, the gate's rows first.
-    if is_fused {
-        if let Some(second) = loader.gguf.tensor(&name("ffn_gate_exps")).or(loader.gguf.tensor(&name("ffn_up_exps"))) {
+    if is_fused(gguf, layer) {
+        if let Some(second) = gguf.tensor(&name("ffn_gate_exps")).or(gguf.tensor(&name("ffn_up_exps"))) {
             return Err(ModelError::Unsupported { tensor: second.name.clone() });
         }
-        let both = loader.shaped(&name("ffn_gate_up_exps"), &[hidden, 2 * ff, experts])?;
+        let both = shaped(gguf, &name("ffn_gate_up_exps"), &[hidden, 2 * ff, experts])?;
         return Ok([(both.ty, part(both, 2 * ff, 0, ff)), (both.ty, part(both, 2 * ff, ff, ff)), down]);
     }
-    let gate = loader.shaped(&name("ffn_gate_exps"), &[hidden, ff, experts])?;
-    let up = loader.shaped(&name("ffn_up_exps"), &[hidden, ff, experts])?;
+    let gate = shaped(gguf, &name("ffn_gate_exps"), &[hidden, ff, experts])?;
+    let up = shaped(gguf, &name("ffn_up_exps"), &[hidden, ff, experts])?;
     Ok([(gate.ty, part(gate, ff, 0, ff)), (up.ty, part(up, ff, 0, ff)), down])
 }
 

@@ -7,7 +7,7 @@ use strata_backend::{Ple, StateShape};
 use strata_store::{Reader, RowTable};
 
 use super::config::{Config, PleConfig};
-use super::weights::Loader;
+use super::weights::{Loader, tensor};
 use crate::ModelError;
 
 /// The module of the one layer that has it.
@@ -28,7 +28,7 @@ pub(super) fn load(
     let name = |part: &str| format!("blk.{}.{part}", ple.layer);
 
     loader.no_scale("per_layer_token_embd")?;
-    let table = loader.tensor("per_layer_token_embd.weight")?.clone();
+    let table = tensor(loader.gguf, "per_layer_token_embd.weight")?.clone();
     let rows = table.rows();
     if table.dims[0] != ple.row_dim as u64 {
         return Err(ModelError::Shape {

@@ -12,31 +12,31 @@ pub(super) struct Loader<'a> {
     pub(super) backend: &'a mut dyn Backend,
 }
 
+/// The tensor of this name.
+pub(super) fn tensor<'a>(gguf: &'a Gguf, name: &str) -> Result<&'a Tensor, ModelError> {
+    gguf.tensor(name).ok_or_else(|| ModelError::MissingTensor {
+        name: name.to_owned(),
+        hint: if gguf.tensors().any(|tensor| tensor.name.starts_with("blk.0.")) {
+            "the file is incomplete, a part of a model, or of another release"
+        } else {
+            "the file holds no model, or only its draft head"
+        },
+    })
+}
+
+/// The tensor of this name, with these dimensions (contiguous first).
+pub(super) fn shaped<'a>(gguf: &'a Gguf, name: &str, expected: &[usize]) -> Result<&'a Tensor, ModelError> {
+    let tensor = tensor(gguf, name)?;
+    // A last dimension of 1 may be left out, or be written where none is needed.
+    let got = without_ones(&tensor.dims);
+    let wanted: Vec<u64> = expected.iter().map(|d| *d as u64).collect();
+    if got == without_ones(&wanted) { Ok(tensor) } else { Err(wrong_shape(tensor, expected)) }
+}
+
 impl Loader<'_> {
-    /// The tensor of this name.
-    pub(super) fn tensor(&self, name: &str) -> Result<&Tensor, ModelError> {
-        self.gguf.tensor(name).ok_or_else(|| ModelError::MissingTensor {
-            name: name.to_owned(),
-            hint: if self.gguf.tensors().any(|tensor| tensor.name.starts_with("blk.0.")) {
-                "the file is incomplete, a part of a model, or of another release"
-            } else {
-                "the file holds no model, or only its draft head"
-            },
-        })
-    }
-
-    /// The tensor of this name, with these dimensions (contiguous first).
-    pub(super) fn shaped(&self, name: &str, expected: &[usize]) -> Result<&Tensor, ModelError> {
-        let tensor = self.tensor(name)?;
-        // A last dimension of 1 may be left out, or be written where none is needed.
-        let got = without_ones(&tensor.dims);
-        let wanted: Vec<u64> = expected.iter().map(|d| *d as u64).collect();
-        if got == without_ones(&wanted) { Ok(tensor) } else { Err(wrong_shape(tensor, expected)) }
-    }
-
     /// A matrix that takes `cols` values and gives `rows`.
     pub(super) fn matrix(&mut self, name: &str, cols: usize, rows: usize) -> Result<MatrixId, ModelError> {
-        let tensor = self.shaped(&format!("{name}.weight"), &[cols, rows])?;
+        let tensor = shaped(self.gguf, &format!("{name}.weight"), &[cols, rows])?;
         let (ty, bytes) = (tensor.ty, self.gguf.read(tensor)?);
         let scale = self.scales(name, 1)?[0];
         Ok(self.backend.load_matrix(MatrixData { ty, rows, cols, scale, bytes }))
@@ -69,7 +69,7 @@ impl Loader<'_> {
 
     /// Convolution taps: `[taps]` of each of `channels` in the file, `[taps][channels]` for the backend.
     pub(super) fn taps(&mut self, name: &str, taps: usize, channels: usize) -> Result<VectorId, ModelError> {
-        self.shaped(name, &[taps, channels])?;
+        shaped(self.gguf, name, &[taps, channels])?;
         let values = self.vector_values(name, taps * channels)?;
         let by_tap = (0..taps).flat_map(|tap| values[tap..].iter().step_by(taps).copied()).collect();
         Ok(self.backend.load_vector(by_tap))
@@ -77,7 +77,7 @@ impl Loader<'_> {
 
     fn vector_values(&self, name: &str, len: usize) -> Result<Vec<f32>, ModelError> {
         self.no_scale(name.trim_end_matches(".weight"))?;
-        let tensor = self.tensor(name)?;
+        let tensor = tensor(self.gguf, name)?;
         if tensor.weights() != len as u64 {
             return Err(wrong_shape(tensor, &[len]));
         }

@@ -1,0 +1,162 @@
+//! What a model takes of memory, from its numbers and the table of its tensors: nothing is loaded.
+
+use strata_backend::{Arithmetic, CpuBackend, PassShape};
+use strata_gguf::{Gguf, Tensor};
+use strata_store::plan::ModelShape;
+
+use super::config::Config;
+use super::{MixerKind, gdn, moe, ple, qsa, weights};
+use crate::ModelError;
+
+/// Bytes of a value.
+const F32: u64 = size_of::<f32>() as u64;
+/// Weight rows that a thread decodes at a time, in float32 and in bfloat16.
+const PANEL_BYTES: u64 = 32 * (4 + 2);
+/// Rows that tiles are padded to.
+const TILE_ROWS: u64 = 16;
+/// Scores that a thread keeps of each token that a row attends to, and the token.
+const ATTENDED_BYTES: u64 = 64;
+/// A context of this many tokens is a whole number of blocks and cache lines.
+const MEASURED_TOKENS: usize = 1 << 20;
+
+/// The numbers that a memory plan of a file's model needs, for strips of `strip_rows`.
+///
+/// # Errors
+/// When the file is no such model.
+pub fn memory_shape(gguf: &Gguf, config: &Config, strip_rows: usize) -> Result<ModelShape, ModelError> {
+    let mut part_bytes = Vec::with_capacity(config.layers);
+    for layer in 0..config.layers {
+        part_bytes.push(moe::routed(gguf, config, layer)?.map(|(_, range)| range.len_bytes));
+    }
+    let float32 = sequence(config, Arithmetic::Float32);
+    let bfloat16 = sequence(config, Arithmetic::Bfloat16);
+    let table = match &config.ple {
+        Some(_) => Some(weights::tensor(gguf, "per_layer_token_embd.weight")?),
+        None => None,
+    };
+    let room_token_bytes = room_bytes(config);
+    let (moe, hidden) = (&config.moe, config.hidden);
+    let ple_rows = config.ple.as_ref().map_or(0, |ple| ple.rows_per_token() as u64);
+    let row = PassShape {
+        rows: 1,
+        strip_rows: 1,
+        streams: config.streams,
+        hidden,
+        experts: moe.experts,
+        top_k: moe.top_k,
+        expert_ff: moe.ff,
+        keep_details: false,
+    };
+    // Beside the rows: of each choice its id and weight, its place in the list by expert, and whether it is taken.
+    let pass_token_bytes = CpuBackend::pass_row_bytes(&row) + (8 + 8 + 1) * moe.top_k as u64 + 8 * ple_rows;
+    let budget_tokens = (config.attention.indexer_tokens + most_block_tokens(config)) as u64;
+    let attention = &config.attention;
+    let thread_values = 8 * (attention.heads * attention.head_dim) as u64;
+    Ok(ModelShape {
+        dense_bytes: dense_bytes(gguf, config),
+        experts: moe.experts as u64,
+        top_k: moe.top_k as u64,
+        part_bytes,
+        // The bfloat16 cache is padded to whole groups of four tokens.
+        state_bytes: float32
+            .fixed_bytes
+            .max(bfloat16.fixed_bytes)
+            .saturating_add(bfloat16.token_bytes.saturating_mul(3)),
+        float32_cache_bytes: float32.token_bytes,
+        bfloat16_cache_bytes: bfloat16.token_bytes,
+        // Scores of sixteen rows for each block.
+        context_token_bytes: (16 * F32).div_ceil(most_block_tokens(config).max(1) as u64),
+        strip_bytes: strip_bytes(gguf, config, strip_rows as u64)?,
+        thread_bytes: PANEL_BYTES * (config.streams * hidden) as u64
+            + TILE_ROWS * room_token_bytes
+            + F32 * thread_values
+            + ATTENDED_BYTES * budget_tokens,
+        pass_token_bytes,
+        room_token_bytes,
+        ple_rows,
+        ple_row_bytes: table.map_or(0, Tensor::row_bytes),
+    })
+}
+
+fn most_block_tokens(config: &Config) -> usize {
+    let blocks = config.mixers.iter().map(|mixer| match *mixer {
+        MixerKind::Gdn => 0,
+        MixerKind::Qsa { block_tokens } => block_tokens,
+    });
+    blocks.max().unwrap_or(0)
+}
+
+/// What one sequence keeps.
+struct SequenceBytes {
+    fixed_bytes: u64,
+    token_bytes: u64,
+}
+
+fn sequence(config: &Config, arithmetic: Arithmetic) -> SequenceBytes {
+    let total = |context_tokens: usize| -> u64 {
+        let layers = config.mixers.iter().map(|mixer| match *mixer {
+            MixerKind::Gdn => gdn::state_shape(config),
+            MixerKind::Qsa { block_tokens } => qsa::state_shape(config, block_tokens, context_tokens),
+        });
+        let ple = config.ple.as_ref().map(|ple| ple::state_shape(config, ple));
+        let shapes = layers.chain(ple);
+        // What a file claims may be absurd.
+        shapes.fold(0, |sum: u64, shape| sum.saturating_add(CpuBackend::state_bytes(&shape, arithmetic)))
+    };
+    let (once, twice) = (total(MEASURED_TOKENS), total(2 * MEASURED_TOKENS));
+    let token_bytes = (twice - once).div_ceil(MEASURED_TOKENS as u64);
+    SequenceBytes { fixed_bytes: once.saturating_sub(token_bytes.saturating_mul(MEASURED_TOKENS as u64)), token_bytes }
+}
+
+/// What stays in memory: all tensors that are neither routed experts, nor the n-gram table, nor a draft head. Short lists
+/// of numbers become float32; each expert has three factors.
+fn dense_bytes(gguf: &Gguf, config: &Config) -> u64 {
+    let scales = 3 * F32 * (config.layers * config.moe.experts) as u64;
+    let tensors = gguf.tensors().filter(|tensor| is_dense(&tensor.name, config.layers));
+    scales + tensors.map(|t| if is_list(&t.name) { F32 * t.weights() } else { t.len_bytes }).sum::<u64>()
+}
+
+fn is_dense(name: &str, layers: usize) -> bool {
+    let layer = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.')?.0.parse::<usize>().ok());
+    let is_trunk = layer.is_none_or(|layer| layer < layers) && !name.contains("nextn.");
+    is_trunk && !name.contains("_exps.") && !name.starts_with("per_layer_token_embd") && !name.ends_with(".scale")
+}
+
+/// Whether a tensor is loaded as float32 values, not as a matrix.
+fn is_list(name: &str) -> bool {
+    let parts = ["norm", "conv1d", "gate_inp_shexp"];
+    parts.iter().any(|part| name.contains(part)) || name.ends_with(".bias") || name.ends_with("ssm_a")
+}
+
+/// What a token takes where an expert gathers its rows: input, gate, up, hidden values and the place.
+fn room_bytes(config: &Config) -> u64 {
+    F32 * (config.hidden + 3 * config.moe.ff) as u64 + 8
+}
+
+/// The buffers that operations share, each as wide as the widest use; the rounded inputs of a product; rotations and
+/// selections; the table rows of the strip; one row of logits, twice.
+fn strip_bytes(gguf: &Gguf, config: &Config, rows: u64) -> Result<u64, ModelError> {
+    let (gdn, attention, moe) = (&config.gdn, &config.attention, &config.moe);
+    let wide = config.streams * config.hidden;
+    let inner = gdn.value_heads * gdn.head_dim;
+    let embedded = config.ple.as_ref().map_or(0, |ple| ple.rows_per_token() * ple.row_dim);
+    let indexer = attention.indexer_heads * attention.indexer_dim;
+    let (queries, kv) = (2 * attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim);
+    let widest = |widths: &[usize]| widths.iter().copied().max().unwrap_or(0);
+    let buffers = [
+        widest(&[wide, gdn.channels(), inner, kv, queries, embedded, moe.experts, moe.shared_ff]),
+        widest(&[wide, gdn.channels(), inner, kv, queries / 2, config.low_rank, moe.shared_ff]),
+        widest(&[wide, gdn.value_heads, indexer, config.hidden]),
+        widest(&[gdn.value_heads, config.hidden, config.streams]),
+        widest(&[wide, inner]),
+    ];
+    let inputs = widest(&[wide, inner, queries / 2, embedded, moe.shared_ff]);
+    let selected = attention.indexer_tokens / most_block_tokens(config).max(1);
+    let values = buffers.iter().sum::<usize>() + inputs + attention.rotated + selected;
+    let table_rows = match &config.ple {
+        Some(ple) => ple.rows_per_token() as u64 * weights::tensor(gguf, "per_layer_token_embd.weight")?.row_bytes(),
+        None => 0,
+    };
+    let vocabulary = weights::tensor(gguf, "token_embd.weight")?.rows();
+    Ok(rows * (F32 * values as u64 + table_rows) + 2 * F32 * vocabulary)
+}
