@@ -39,6 +39,17 @@ impl<'a> Inputs<'a> {
         Self { rows, cols, form: Form::Floats(x) }
     }
 
+    /// Whether they have the form that these products want, or the exact one, which any can read.
+    pub(crate) fn fits(&self, products: Products) -> bool {
+        match self.form {
+            Form::Floats(_) => true,
+            #[cfg(target_arch = "x86_64")]
+            Form::Lines(_) => products == Products::Dots,
+            #[cfg(target_arch = "x86_64")]
+            Form::Packed(_) => products == Products::Tiles,
+        }
+    }
+
     /// The number of rows.
     pub fn rows(&self) -> usize {
         self.rows

@@ -77,9 +77,10 @@ pub fn matmul(cpu: &Cpu, w: &Matrix<'_>, x: &[f32], y: &mut [f32]) {
 /// [`matmul`] of inputs that are ready: several products may read them.
 ///
 /// # Panics
-/// When shapes do not fit together.
+/// When shapes do not fit together, or the inputs were rounded for another arithmetic than that of `cpu`.
 pub fn matmul_of(cpu: &Cpu, w: &Matrix<'_>, x: &Inputs<'_>, y: &mut [f32]) {
     assert!(x.cols == w.cols && y.len() == x.rows * w.rows, "matmul: shapes differ");
+    assert!(x.fits(cpu.products()), "matmul: inputs of another arithmetic");
     let small = w.rows * w.cols * x.rows.max(4) < SMALL_PRODUCT;
     let out = Out::new(y, w.rows);
     cpu.pool.run(w.rows.div_ceil(PANEL_ROWS), small, Scratch::of_thread, |scratch, task| {

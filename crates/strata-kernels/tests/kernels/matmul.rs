@@ -1,7 +1,8 @@
 //! Products with matrices of every type.
 
 use strata_gguf::TensorType;
-use strata_kernels::matmul::{Matrix, matmul};
+use strata_kernels::inputs::InputBuffer;
+use strata_kernels::matmul::{Matrix, matmul, matmul_of};
 use strata_kernels::{Cpu, Isa, dot};
 
 use crate::reference::{Random, THREADS, Weights, assert_close, bits, cpus, dot_in_lanes, is_fused, isas, poison};
@@ -161,6 +162,17 @@ fn a_matrix_of_too_few_bytes_is_refused() {
 #[should_panic(expected = "a whole number of blocks")]
 fn a_matrix_of_partial_blocks_is_refused() {
     Matrix::new(TensorType::Q8_0, 1, 33, 1.0, &[0; 34]);
+}
+
+#[test]
+#[should_panic(expected = "inputs of another arithmetic")]
+fn inputs_that_were_rounded_for_another_arithmetic_are_refused() {
+    let isa = Isa::best();
+    let (precise, fast) = (Cpu::precise(isa, 1).unwrap(), Cpu::fast(isa, 1).unwrap());
+    assert_ne!(precise.arithmetic(), fast.arithmetic(), "inputs of another arithmetic do not exist on this machine");
+    let w = Matrix::new(TensorType::F32, 2, 3, 1.0, &[0; 24]);
+    let mut buffer = InputBuffer::default();
+    matmul_of(&precise, &w, &buffer.inputs(&fast, &[0.0; 3], 3), &mut [0.0; 2]);
 }
 
 #[test]
