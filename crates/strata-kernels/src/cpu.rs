@@ -108,21 +108,10 @@ const X86_NEEDS: [Need; 12] = [
     Need { name: "AVX512VL", is_there: || is_x86_feature_detected!("avx512vl") },
     Need { name: "AVX512_BF16", is_there: || is_x86_feature_detected!("avx512bf16") },
     Need { name: "BMI2", is_there: || is_x86_feature_detected!("bmi2") },
-    Need { name: "AMX-TILE", is_there: || has_extended_feature(24) || amx::is_available() },
-    Need { name: "AMX-BF16", is_there: || has_extended_feature(22) || amx::is_available() },
+    Need { name: "AMX-TILE", is_there: || amx::has_feature(amx::TILE) || amx::is_available() },
+    Need { name: "AMX-BF16", is_there: || amx::has_feature(amx::BF16) || amx::is_available() },
     Need { name: GRANTED_TILES, is_there: amx::is_available },
 ];
-
-/// A bit of EDX of CPUID leaf 7: features that the standard library does not name yet.
-#[cfg(target_arch = "x86_64")]
-fn has_extended_feature(bit: u32) -> bool {
-    use std::arch::x86_64::{__cpuid_count, __get_cpuid_max};
-    // SAFETY: every x86-64 processor has CPUID. (Newer standard libraries say so themselves.)
-    #[allow(unused_unsafe)]
-    unsafe {
-        __get_cpuid_max(0).0 >= 7 && __cpuid_count(7, 0).edx >> bit & 1 == 1
-    }
-}
 
 /// What products of inputs and weights are rounded to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -120,7 +120,7 @@ impl Peak {
                 Some(|| 2 * 16 * 16 * 32 * unsafe { amx::bfloat16_products() })
             }
             #[cfg(target_arch = "x86_64")]
-            Self::Int8Tiles if Isa::Amx.is_available() && amx::has_int8() => {
+            Self::Int8Tiles if Isa::Amx.is_available() && amx::has_feature(amx::INT8) => {
                 // SAFETY: tiles are available, and so are their products of integers.
                 Some(|| 2 * 16 * 16 * 64 * unsafe { amx::int8_products() })
             }

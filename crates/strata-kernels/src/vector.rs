@@ -203,29 +203,37 @@ pub(crate) mod x86 {
             unsafe { self.store(out.as_mut_ptr()) };
             out
         }
-        /// The halves of all four are added at once.
         #[inline(always)]
         unsafe fn fold_four([a, b, c, d]: [Self; 4]) -> [f32; 4] {
             let mut out = [0.0; 4];
             // SAFETY: see above; the array has four places.
-            unsafe {
-                // Eight sums each of a and b, then of c and d.
-                let [lower, upper] =
-                    [_mm512_shuffle_f32x4::<0b01_00_01_00>(a.0, b.0), _mm512_shuffle_f32x4::<0b11_10_11_10>(a.0, b.0)];
-                let ab = _mm512_add_ps(lower, upper);
-                let [lower, upper] =
-                    [_mm512_shuffle_f32x4::<0b01_00_01_00>(c.0, d.0), _mm512_shuffle_f32x4::<0b11_10_11_10>(c.0, d.0)];
-                let cd = _mm512_add_ps(lower, upper);
-                // Four sums of each, then two, then one, which the others of its four lanes repeat.
-                let [lower, upper] =
-                    [_mm512_shuffle_f32x4::<0b10_00_10_00>(ab, cd), _mm512_shuffle_f32x4::<0b11_01_11_01>(ab, cd)];
-                let fours = _mm512_add_ps(lower, upper);
-                let twos = _mm512_add_ps(fours, _mm512_permute_ps::<0b01_00_11_10>(fours));
-                let ones = _mm512_add_ps(twos, _mm512_permute_ps::<0b10_11_00_01>(twos));
-                let order = _mm512_setr_epi32(0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12);
-                _mm_storeu_ps(out.as_mut_ptr(), _mm512_castps512_ps128(_mm512_permutexvar_ps(order, ones)));
-            }
+            unsafe { _mm_storeu_ps(out.as_mut_ptr(), fold_four(a.0, b.0, c.0, d.0)) };
             out
+        }
+    }
+
+    /// Folds the sixteen sums of each register by halves, as [`super::fold`] does: those of all four at once.
+    ///
+    /// # Safety
+    /// The processor must have AVX-512F.
+    #[inline(always)]
+    pub(crate) unsafe fn fold_four(a: __m512, b: __m512, c: __m512, d: __m512) -> __m128 {
+        // SAFETY: the caller vouches for the instructions.
+        unsafe {
+            // Eight sums each of a and b, then of c and d; then four of each.
+            let ab =
+                _mm512_add_ps(_mm512_shuffle_f32x4::<0b01_00_01_00>(a, b), _mm512_shuffle_f32x4::<0b11_10_11_10>(a, b));
+            let cd =
+                _mm512_add_ps(_mm512_shuffle_f32x4::<0b01_00_01_00>(c, d), _mm512_shuffle_f32x4::<0b11_10_11_10>(c, d));
+            let fours = _mm512_add_ps(
+                _mm512_shuffle_f32x4::<0b10_00_10_00>(ab, cd),
+                _mm512_shuffle_f32x4::<0b11_01_11_01>(ab, cd),
+            );
+            // Then two, then one, which the others of its four lanes repeat.
+            let twos = _mm512_add_ps(fours, _mm512_permute_ps::<0b01_00_11_10>(fours));
+            let ones = _mm512_add_ps(twos, _mm512_permute_ps::<0b10_11_00_01>(twos));
+            let order = _mm512_setr_epi32(0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12);
+            _mm512_castps512_ps128(_mm512_permutexvar_ps(order, ones))
         }
     }
 }

@@ -1,15 +1,13 @@
 //! What the processor's passes and states take, without making them.
 
-use strata_kernels::Arithmetic;
 use strata_kernels::attention::KvCache;
+use strata_kernels::{Arithmetic, gdn};
 
 use super::CpuBackend;
 use crate::{PassShape, StateShape};
 
 /// Bytes of a value.
 const F32: u64 = size_of::<f32>() as u64;
-/// Columns that a DeltaNet state is padded to a multiple of.
-const STATE_COLUMNS: usize = 32;
 
 impl CpuBackend {
     /// Bytes of a state when its context is full.
@@ -17,8 +15,8 @@ impl CpuBackend {
         let floats = |factors: &[usize]| factors.iter().fold(F32, |bytes, f| bytes.saturating_mul(*f as u64));
         match *shape {
             StateShape::Gdn { value_heads, head_dim, channels, history_rows } => {
-                let columns = head_dim.next_multiple_of(STATE_COLUMNS);
-                floats(&[value_heads, head_dim, columns]).saturating_add(floats(&[history_rows, channels]))
+                let matrices = gdn::State::bytes(value_heads, head_dim, head_dim) as u64;
+                matrices.saturating_add(floats(&[history_rows, channels]))
             }
             StateShape::Ple { channels, history_rows } => floats(&[channels, history_rows]),
             StateShape::Qsa { context_tokens, kv_heads, head_dim, indexer } => {

@@ -26,12 +26,15 @@ pub(crate) fn is_available() -> bool {
 }
 
 /// What of CPUID and XCR0 counts, and what it must say.
-const PROCESSOR_BITS: u32 = 1 << 22 | 1 << 24; // leaf 7, EDX: AMX-BF16, AMX-TILE
+pub(crate) const BF16: u32 = 1 << 22; // leaf 7, EDX, as the next two
+pub(crate) const TILE: u32 = 1 << 24;
+pub(crate) const INT8: u32 = 1 << 25;
+const PROCESSOR_BITS: u32 = BF16 | TILE;
 const STATE_BITS: u64 = 1 << 17 | 1 << 18; // XCR0: XTILECFG, XTILEDATA
 
-/// Whether tiles of 8-bit integers can be multiplied, where tiles are available.
-pub(crate) fn has_int8() -> bool {
-    processor() & 1 << 25 != 0 // leaf 7, EDX: AMX-INT8
+/// Whether the processor has one of these features, whatever the system says.
+pub(crate) fn has_feature(bit: u32) -> bool {
+    processor() & bit != 0
 }
 
 fn is_usable(processor: u32, enabled_state: u64, request_permission: impl FnOnce() -> bool) -> bool {

@@ -78,6 +78,28 @@ pub(super) unsafe fn q5_k<W: Wide>(block: &[u8; 176], out: &mut [f32; 256]) {
     }
 }
 
+/// The 128 signed codes of half a block of Q6_K, 32 in a register.
+///
+/// # Safety
+/// The processor must have AVX2.
+#[inline(always)]
+pub(super) unsafe fn q6_k_codes(block: &[u8; 210], half: usize) -> [__m256i; 4] {
+    // SAFETY: the caller vouches for the instructions.
+    unsafe {
+        let (top, offset) = (_mm256_set1_epi8(0x30), _mm256_set1_epi8(32));
+        let [p0, p2] = nibbles_32(load_32(bytes_at(block, 64 * half)));
+        let [p1, p3] = nibbles_32(load_32(bytes_at(block, 64 * half + 32)));
+        let high = load_32(bytes_at(block, 128 + 32 * half));
+        // Two bits of plane `k` lie at bit `2 k`; they belong at bit 4.
+        let tops = [_mm256_slli_epi16::<4>(high), _mm256_slli_epi16::<2>(high), high, _mm256_srli_epi16::<2>(high)];
+        let mut codes = [p0, p1, p2, p3];
+        for k in 0..4 {
+            codes[k] = _mm256_sub_epi8(_mm256_or_si256(codes[k], _mm256_and_si256(tops[k], top)), offset);
+        }
+        codes
+    }
+}
+
 /// # Safety
 /// The processor must have the instructions of `W`.
 #[inline(always)]
@@ -87,18 +109,11 @@ pub(super) unsafe fn q6_k<W: Wide>(block: &[u8; 210], out: &mut [f32; 256]) {
     // SAFETY: the caller vouches for the instructions.
     unsafe {
         W::put(&mut scales, load_16(bytes_at(block, 192)), f16(u16_at(block, 208)));
-        let (top, offset) = (_mm256_set1_epi8(0x30), _mm256_set1_epi8(32));
         for half in 0..2 {
-            let [p0, p2] = nibbles_32(load_32(bytes_at(block, 64 * half)));
-            let [p1, p3] = nibbles_32(load_32(bytes_at(block, 64 * half + 32)));
-            let high = load_32(bytes_at(block, 128 + 32 * half));
-            // Two bits of plane `k` lie at bit `2 k`; they belong at bit 4.
-            let tops = [_mm256_slli_epi16::<4>(high), _mm256_slli_epi16::<2>(high), high, _mm256_srli_epi16::<2>(high)];
-            for (k, plane) in [p0, p1, p2, p3].into_iter().enumerate() {
-                let codes = _mm256_or_si256(plane, _mm256_and_si256(tops[k], top));
+            let codes = q6_k_codes(block, half);
+            for k in 0..4 {
                 let group = 8 * half + 2 * k;
-                let out = &mut out[4 * half + k];
-                put_32::<W>(out, _mm256_sub_epi8(codes, offset), [scales[group], scales[group + 1]]);
+                put_32::<W>(&mut out[4 * half + k], codes[k], [scales[group], scales[group + 1]]);
             }
         }
     }

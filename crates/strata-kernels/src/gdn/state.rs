@@ -24,6 +24,13 @@ pub struct State {
 }
 
 impl State {
+    /// Bytes of the matrices of `heads` heads, padding of columns included.
+    pub fn bytes(heads: usize, keys: usize, width: usize) -> usize {
+        [heads, keys, width.next_multiple_of(COLUMNS)]
+            .iter()
+            .fold(size_of::<f32>(), |bytes, n| bytes.saturating_mul(*n))
+    }
+
     /// All zeros, as before the first token.
     ///
     /// # Errors

@@ -10,6 +10,7 @@ use strata_gguf::TensorType;
 
 use super::{LINE, Line, Out, WeightRows};
 use crate::decode::{dots, dots_of_two};
+use crate::vector::x86::fold_four;
 
 /// Input rows of a register tile.
 const TILE_ROWS: usize = 6;
@@ -351,23 +352,4 @@ unsafe fn full_tile(
 fn bfloats(bits: __m512i) -> __m512bh {
     // SAFETY: both are 512 plain bits.
     unsafe { std::mem::transmute(bits) }
-}
-
-/// Folds the sixteen sums of each register by halves: 8 lanes, 4, 2, 1.
-///
-/// # Safety
-/// The processor must have AVX-512F.
-#[inline(always)]
-unsafe fn fold_four(a: __m512, b: __m512, c: __m512, d: __m512) -> __m128 {
-    // SAFETY: the caller vouches for the instructions.
-    unsafe {
-        // Eight lanes of a, eight of b; the same of c and d; then four of each.
-        let ab = _mm512_add_ps(_mm512_shuffle_f32x4::<0x44>(a, b), _mm512_shuffle_f32x4::<0xee>(a, b));
-        let cd = _mm512_add_ps(_mm512_shuffle_f32x4::<0x44>(c, d), _mm512_shuffle_f32x4::<0xee>(c, d));
-        let abcd = _mm512_add_ps(_mm512_shuffle_f32x4::<0x88>(ab, cd), _mm512_shuffle_f32x4::<0xdd>(ab, cd));
-        let twos = _mm512_add_ps(abcd, _mm512_permute_ps::<0b01_00_11_10>(abcd));
-        let ones = _mm512_add_ps(twos, _mm512_permute_ps::<0b10_11_00_01>(twos));
-        let first_of_fours = _mm512_set_epi32(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 12, 8, 4, 0);
-        _mm512_castps512_ps128(_mm512_permutexvar_ps(first_of_fours, ones))
-    }
 }

@@ -4,7 +4,8 @@ use std::arch::x86_64::*;
 
 use strata_quant::fields::{bytes_at, u16_at};
 
-use super::super::lanes::{f16, load_16, load_32, nibbles_32};
+use super::super::kquants::q6_k_codes;
+use super::super::lanes::{Avx512, Wide, f16, load_16, load_32};
 use super::Sink;
 use super::tables::table_of_32;
 
@@ -36,22 +37,15 @@ pub(super) unsafe fn q8_0<S: Sink>(block: &[u8; 34], sink: &mut S) {
 /// The processor must have AVX-512 with BF16.
 #[inline(always)]
 pub(super) unsafe fn q6_k<S: Sink>(block: &[u8; 210], sink: &mut S) {
-    // SAFETY: the caller vouches for the instructions; the store fills the sixteen places.
+    let mut scales = [0.0; 16];
+    // SAFETY: the caller vouches for the instructions.
     unsafe {
-        let mut scales = [0.0; 16];
-        let small = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load_16(bytes_at(block, 192))));
-        _mm512_storeu_ps(scales.as_mut_ptr(), _mm512_mul_ps(small, _mm512_set1_ps(f16(u16_at(block, 208)))));
-        let (top, offset) = (_mm256_set1_epi8(0x30), _mm256_set1_epi8(32));
+        Avx512::put(&mut scales, load_16(bytes_at(block, 192)), f16(u16_at(block, 208)));
         for half in 0..2 {
-            let [p0, p2] = nibbles_32(load_32(bytes_at(block, 64 * half)));
-            let [p1, p3] = nibbles_32(load_32(bytes_at(block, 64 * half + 32)));
-            let high = load_32(bytes_at(block, 128 + 32 * half));
-            // Two bits of plane `k` lie at bit `2 k`; they belong at bit 4.
-            let tops = [_mm256_slli_epi16::<4>(high), _mm256_slli_epi16::<2>(high), high, _mm256_srli_epi16::<2>(high)];
-            for (k, plane) in [p0, p1, p2, p3].into_iter().enumerate() {
-                let codes = _mm256_or_si256(plane, _mm256_and_si256(tops[k], top));
+            let codes = q6_k_codes(block, half);
+            for k in 0..4 {
                 let group = 8 * half + 2 * k;
-                scaled(sink, _mm256_sub_epi8(codes, offset), [scales[group], scales[group + 1]]);
+                scaled(sink, codes[k], [scales[group], scales[group + 1]]);
             }
         }
     }
