@@ -60,4 +60,33 @@ pub enum StoreError {
         /// Bytes of all areas.
         given_bytes: u64,
     },
+    /// A read did not end.
+    #[error(
+        "{}: reading {wanted_bytes} bytes at offset {offset} has not ended for {waited_s:.1} s (after {got_bytes} bytes): \
+         the drive does not answer",
+        file.display()
+    )]
+    Stuck {
+        /// The file.
+        file: PathBuf,
+        /// Bytes from its start.
+        offset: u64,
+        /// Bytes asked for.
+        wanted_bytes: usize,
+        /// Bytes that came.
+        got_bytes: usize,
+        /// Seconds since it was started.
+        waited_s: f64,
+    },
+    /// The system does not read at all.
+    #[error("the system refuses to read by {port}: {source}")]
+    Port {
+        /// How it was to read.
+        port: String,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The arena is smaller than the smallest legal one.
+    #[error(transparent)]
+    ArenaTooSmall(#[from] crate::scheduler::ArenaTooSmall),
 }

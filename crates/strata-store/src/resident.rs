@@ -45,7 +45,7 @@ impl ResidentStore {
     pub fn load(records: &Records, reader: &dyn Reader, mut areas: Vec<Area>) -> Result<Self, StoreError> {
         let too_small = StoreError::AreasTooSmall {
             needed_bytes: records.total_bytes(),
-            given_bytes: areas.iter().map(|a| a.bytes().len() as u64).sum(),
+            given_bytes: areas.iter().map(|a| a.len_bytes() as u64).sum(),
         };
         let (mut area, mut used) = (0, 0);
         let mut layers = Vec::with_capacity(records.layers.len());
@@ -53,13 +53,14 @@ impl ResidentStore {
             let record_bytes = layer.record_bytes() as usize;
             let mut places = Vec::with_capacity(layer.experts as usize);
             for expert in 0..u64::from(layer.experts) {
-                while areas.get(area).is_some_and(|a| used + record_bytes > a.bytes().len()) {
+                while areas.get(area).is_some_and(|a| used + record_bytes > a.len_bytes()) {
                     (area, used) = (area + 1, 0);
                 }
                 let Some(memory) = areas.get_mut(area) else { return Err(too_small) };
                 places.push((area, used));
                 for part in &layer.parts {
-                    let out = &mut memory.bytes_mut()[used..used + part.len_bytes as usize];
+                    // SAFETY: the area is still this function's own.
+                    let out = unsafe { memory.bytes_mut(used..used + part.len_bytes as usize) };
                     reader.read(part.file, part.offset + expert * part.stride_bytes, out)?;
                     used += part.len_bytes as usize;
                 }
