@@ -89,4 +89,12 @@ pub enum StoreError {
     /// The arena is smaller than the smallest legal one.
     #[error(transparent)]
     ArenaTooSmall(#[from] crate::scheduler::ArenaTooSmall),
+    /// A record that a pass needs could not be read.
+    #[error("{expert} could not be read: {source}")]
+    Expert {
+        /// Whose record.
+        expert: ExpertId,
+        /// Why.
+        source: Box<StoreError>,
+    },
 }

@@ -39,10 +39,19 @@ pub struct Limits {
     pub depth: u32,
 }
 
+/// Part of the arena that is not for the hot set.
+const RING_PERCENT: u32 = 15;
+
 impl Limits {
     /// The smallest legal arena: the routes of two layers, and slots to be filled meanwhile.
     pub fn least_slots(&self) -> u32 {
         self.top_k.saturating_mul(2).saturating_add(self.depth)
+    }
+
+    /// Slots through which a pass streams what is not in the hot set: at most a sixth or so of the arena, but what progress
+    /// needs, and no more than two layers of experts.
+    pub fn ring_slots(&self) -> u32 {
+        (self.slots / 100 * RING_PERCENT).min(self.experts.saturating_mul(2)).max(self.least_slots()).min(self.slots)
     }
 }
 
@@ -212,27 +221,30 @@ pub struct Scheduler {
     unread_ahead: Vec<u32>,
     /// Demanded experts that failed and were not reported yet.
     failed: VecDeque<u32>,
+    /// Rows that must be expected to need an expert before it is read ahead.
+    forecast_min: u32,
     counts: Counts,
 }
 
 impl Scheduler {
     /// An empty arena. The members of `hot`, the hottest first, are to be loaded and to stay; as many are taken as leave
-    /// the smallest legal arena to all others, and those that do not exist are skipped.
+    /// the smallest legal arena to all others, or all when every expert has a slot, and those that do not exist are skipped.
     ///
     /// # Errors
-    /// When there are fewer than [`Limits::least_slots`] slots.
+    /// When there are fewer than [`Limits::least_slots`] slots, and fewer than experts.
     ///
     /// # Panics
     /// When reads are limited to none at a time, or the experts are too many to be numbered.
     pub fn new(limits: Limits, hot: &[ExpertId]) -> Result<Self, ArenaTooSmall> {
         assert!(limits.depth > 0, "at least one read at a time");
-        let least_slots = limits.least_slots();
-        if limits.slots < least_slots {
-            return Err(ArenaTooSmall { slots: limits.slots, least_slots });
-        }
         let layers = limits.record_bytes.len();
         let experts = layers * limits.experts as usize;
         assert!(u32::try_from(experts).is_ok(), "experts are numbered in 32 bits");
+        // Where every expert has a slot, none ever has to give way.
+        let least_slots = if limits.slots as usize >= experts { 0 } else { limits.least_slots() };
+        if limits.slots < least_slots {
+            return Err(ArenaTooSmall { slots: limits.slots, least_slots });
+        }
         let expert = Expert {
             need: Need::Nothing,
             tokens: 0,
@@ -270,6 +282,7 @@ impl Scheduler {
             unread_demand: 0,
             unread_ahead: vec![0; layers],
             failed: VecDeque::with_capacity(limits.experts as usize),
+            forecast_min: 1,
             counts: Counts::default(),
             limits,
         };
@@ -299,6 +312,30 @@ impl Scheduler {
     /// Members of the hot set that are in memory, the hottest first.
     pub fn hot_set(&self) -> impl Iterator<Item = ExpertId> {
         self.hot.backwards(0).map(|slot| self.id(self.slots[slot as usize].expert))
+    }
+
+    /// Members of the hot set that are still to be loaded, the hottest first.
+    pub fn hot_to_load(&self) -> impl Iterator<Item = ExpertId> {
+        let left = self.hot_list[self.hot_loaded..].iter();
+        left.map(|number| (self.id(*number), &self.experts[*number as usize]))
+            .filter(|(_, expert)| expert.is_hot && expert.slot.is_none())
+            .map(|(id, _)| id)
+    }
+
+    /// Experts in memory that nobody is filling or has evicted, with their slots.
+    pub fn resident(&self) -> impl Iterator<Item = (ExpertId, SlotId)> {
+        let slots = (0..).zip(&self.slots).filter(|(_, slot)| slot.state == SlotState::Resident);
+        slots.map(|(index, slot)| (self.id(slot.expert), SlotId { index, generation: slot.generation }))
+    }
+
+    /// Slots in which nothing is.
+    pub fn free_slots(&self) -> impl Iterator<Item = u32> {
+        self.chains.backwards(chain::FREE)
+    }
+
+    /// Only experts that so many rows are expected to need are read ahead, from now on.
+    pub fn set_forecast_min(&mut self, tokens: u32) {
+        self.forecast_min = tokens;
     }
 
     /// Place in the table of an expert, if it exists.

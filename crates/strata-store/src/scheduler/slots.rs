@@ -24,12 +24,12 @@ impl Scheduler {
     }
 
     fn next_demand(&self) -> Option<u32> {
-        if self.unread_demand == 0 { None } else { self.most_wanted(self.layer, Need::Demand) }
+        if self.unread_demand == 0 { None } else { self.most_wanted(self.layer, Need::Demand, 0) }
     }
 
     fn next_ahead(&self) -> Option<u32> {
         let layer = self.unread_ahead.iter().position(|unread| *unread > 0)?;
-        self.most_wanted(layer as u32, Need::Forecast)
+        self.most_wanted(layer as u32, Need::Forecast, self.forecast_min)
     }
 
     /// The member of the hot set to be loaded next.
@@ -45,12 +45,12 @@ impl Scheduler {
         None
     }
 
-    /// Of the layer's experts with this need and no slot, the one that most tokens wait for.
-    fn most_wanted(&self, layer: u32, need: Need) -> Option<u32> {
+    /// Of the layer's experts with this need and no slot, the one that most tokens wait for, at least so many.
+    fn most_wanted(&self, layer: u32, need: Need, least_tokens: u32) -> Option<u32> {
         let mut most = None;
         for number in self.numbers(layer) {
             let expert = &self.experts[number as usize];
-            let is_candidate = expert.need == need && expert.slot.is_none();
+            let is_candidate = expert.need == need && expert.slot.is_none() && expert.tokens >= least_tokens;
             if is_candidate && most.is_none_or(|(_, tokens)| expert.tokens > tokens) {
                 most = Some((number, expert.tokens));
             }
@@ -165,6 +165,11 @@ impl Scheduler {
         assert!(is_under_way, "no read into {id:?} is under way");
         self.in_flight -= 1;
         slot.expert
+    }
+
+    /// Whether the next outcome is a failure.
+    pub fn is_failure_next(&self) -> bool {
+        self.is_closed && !self.failed.is_empty()
     }
 
     /// Hands out one expert of the closed layer: failures first, then in order of arrival. `None` before the layer is
