@@ -13,6 +13,7 @@
 mod chains;
 mod counts;
 mod events;
+mod shrink;
 mod slots;
 
 use std::collections::VecDeque;
@@ -33,7 +34,7 @@ pub struct Limits {
     pub experts: u32,
     /// Experts that one token is routed to.
     pub top_k: u32,
-    /// Slots of the arena.
+    /// Slots of the arena, at first: it can [shrink](Scheduler::shrink).
     pub slots: u32,
     /// Most reads at a time.
     pub depth: u32,
@@ -176,7 +177,7 @@ struct Slot {
     is_unused: bool,
 }
 
-/// Chains of slots. Those that are in none are being read, are out, or belong to the hot set.
+/// Chains of slots. Those that are in none are being read, are out, belong to the hot set, or were given up.
 mod chain {
     /// Empty.
     pub(super) const FREE: usize = 0;
@@ -186,7 +187,9 @@ mod chain {
     pub(super) const AHEAD: usize = 2;
     /// Resident, demanded and not handed out yet, in order of arrival.
     pub(super) const READY: usize = 3;
-    pub(super) const COUNT: usize = 4;
+    /// Given up, and the driver was not told yet.
+    pub(super) const RETIRED: usize = 4;
+    pub(super) const COUNT: usize = 5;
 }
 
 /// The state machine. For the order of events see [`begin_pass`](Self::begin_pass).
@@ -205,6 +208,8 @@ pub struct Scheduler {
     /// kept for the hot set.
     ring_used: u32,
     ring_slots: u32,
+    /// Slots that the arena still has and must give up, because it shrank.
+    surplus: u32,
     in_flight: u32,
     kind: PassKind,
     /// Number of the pass, from 1.
@@ -272,6 +277,7 @@ impl Scheduler {
             hot_loaded: 0,
             ring_used: 0,
             ring_slots: 0,
+            surplus: 0,
             in_flight: 0,
             kind: PassKind::Prompt,
             pass: 0,

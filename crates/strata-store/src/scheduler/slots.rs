@@ -9,7 +9,7 @@ impl Scheduler {
     /// Demand goes first, then read-ahead, nearer layers first, then the hot set. In a class, the expert with most tokens
     /// goes first, the lower index among equals.
     pub fn next_read(&mut self) -> Option<Read> {
-        if self.in_flight == self.limits.depth {
+        if self.in_flight == self.limits.depth || self.ring_used > self.ring_slots {
             return None;
         }
         if let Some(expert) = self.next_demand() {
@@ -95,21 +95,28 @@ impl Scheduler {
         Some(Read { slot: SlotId { index, generation: slot.generation }, expert: id, class, evicted })
     }
 
-    /// Forgets what is in the slot.
+    /// Makes room for another record; gives the expert whose record was there.
     fn evict(&mut self, index: u32) -> Option<ExpertId> {
         let slot = self.slots[index as usize];
         if slot.state == SlotState::Free {
             return None;
         }
+        self.forget(index);
+        self.counts.evictions += 1;
+        Some(self.id(slot.expert))
+    }
+
+    /// Forgets the record in a slot.
+    pub(super) fn forget(&mut self, index: u32) {
+        let slot = self.slots[index as usize];
         assert!(slot.state == SlotState::Resident && slot.pins == 0, "what is being read or out stays");
         self.waste(index);
+        self.slots[index as usize].state = SlotState::Free;
         let expert = &mut self.experts[slot.expert as usize];
         // What was expected and had to give way is read again only on demand.
         expert.need = Need::Nothing;
         expert.is_forecast = false;
         expert.slot = None;
-        self.counts.evictions += 1;
-        Some(self.id(slot.expert))
     }
 
     /// The record of a read is in its slot.
@@ -156,6 +163,7 @@ impl Scheduler {
             Need::Forecast => expert.need = Need::Nothing,
             Need::Nothing | Need::Served => {}
         }
+        self.retire();
     }
 
     /// Checks that a read is under way and counts it out; gives its expert's number.
@@ -239,6 +247,7 @@ impl Scheduler {
                 PassKind::Decode => self.chains.push_last(chain::COLD, index),
             },
         }
+        self.retire();
     }
 
     /// Counts a record that was read and not used, once.
