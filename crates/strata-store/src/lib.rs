@@ -12,7 +12,6 @@
 mod area;
 mod error;
 pub mod plan;
-mod reader;
 pub mod reads;
 mod record;
 mod rows;
@@ -21,9 +20,8 @@ mod streaming;
 
 pub use area::{Area, PAGE_BYTES};
 pub use error::StoreError;
-pub use reader::{FileReader, Reader};
 pub use record::{ExpertId, LayerRecords, Part, PartRange, Records};
-pub use rows::RowTable;
+pub use rows::{RowCounts, RowTable, TablePlace};
 pub use streaming::{Lookahead, StreamingOptions, StreamingStore, Usage};
 
 /// How many rows of a pass use one expert of a layer.

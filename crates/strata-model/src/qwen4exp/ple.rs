@@ -1,27 +1,109 @@
 //! The n-gram module (spec 8): which table rows a token uses, and the weights around them. The table itself stays on
 //! the drive.
 
-use std::sync::Arc;
-
 use strata_backend::{Ple, StateShape};
-use strata_store::{Reader, RowTable};
+use strata_store::{RowCounts, RowTable, StoreError, TablePlace};
 
 use super::config::{Config, PleConfig};
 use super::weights::{Loader, tensor};
+use super::{OpenPort, Streaming};
 use crate::ModelError;
+
+/// When rows of the n-gram table are read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RowsWhen {
+    /// Before the first layer of their pass, which waits for them.
+    Before,
+    /// Beside the computation of the layers before, and of the pass before.
+    #[default]
+    Beside,
+}
 
 /// The module of the one layer that has it.
 pub(super) struct PleModule {
     pub(super) config: PleConfig,
     pub(super) weights: Ple,
-    pub(super) table: RowTable,
+    pub(super) table: NgramRows,
+}
+
+/// Reads of rows at a time.
+const ROW_READS: usize = 128;
+
+/// The rows of passes, from a table that is in memory or on the drive.
+pub(super) enum NgramRows {
+    /// The whole table is in memory.
+    Memory { place: TablePlace, table: Vec<u8>, strip: Vec<u8> },
+    /// Rows are read.
+    Drive(RowTable),
+}
+
+impl NgramRows {
+    /// Begins to gather the rows `ids` for one more pass, in strips of `strip_ids`.
+    pub(super) fn begin(&mut self, ids: &[u64], strip_ids: usize) -> Result<(), StoreError> {
+        match self {
+            Self::Memory { .. } => Ok(()),
+            Self::Drive(table) => table.begin(ids, strip_ids),
+        }
+    }
+
+    /// Passes that were begun and are not finished.
+    pub(super) fn begun(&self) -> usize {
+        match self {
+            Self::Memory { .. } => 0,
+            Self::Drive(table) => table.gathers(),
+        }
+    }
+
+    /// The rows of a strip, whose `ids` they are.
+    pub(super) fn strip(&mut self, strip: usize, ids: &[u64]) -> Result<&[u8], StoreError> {
+        match self {
+            Self::Drive(table) => table.strip(strip),
+            Self::Memory { place, table, strip } => {
+                strip.clear();
+                for &row in ids {
+                    let bytes = table.chunks_exact(place.row_bytes).nth(row as usize);
+                    strip.extend_from_slice(bytes.ok_or(StoreError::NoSuchRow { row, rows: place.rows })?);
+                }
+                Ok(strip)
+            }
+        }
+    }
+
+    pub(super) fn poll(&mut self) -> Result<(), StoreError> {
+        match self {
+            Self::Memory { .. } => Ok(()),
+            Self::Drive(table) => table.poll(),
+        }
+    }
+
+    /// The pass needs its rows no more.
+    pub(super) fn finish(&mut self) {
+        if let Self::Drive(table) = self {
+            table.finish();
+        }
+    }
+
+    /// No pass needs its rows any more.
+    pub(super) fn abandon(&mut self) {
+        if let Self::Drive(table) = self {
+            table.abandon();
+        }
+    }
+
+    pub(super) fn counts(&self) -> RowCounts {
+        match self {
+            Self::Memory { .. } => RowCounts::default(),
+            Self::Drive(table) => table.counts(),
+        }
+    }
 }
 
 pub(super) fn load(
     loader: &mut Loader<'_>,
     config: &Config,
     ple: &PleConfig,
-    reader: Arc<dyn Reader>,
+    streaming: &Streaming,
+    open: OpenPort<'_>,
 ) -> Result<PleModule, ModelError> {
     let (hidden, wide) = (config.hidden, config.streams * config.hidden);
     let embedded = ple.rows_per_token() * ple.row_dim;
@@ -56,7 +138,15 @@ pub(super) fn load(
         row_type: table.ty,
         eps: config.eps,
     };
-    let table = RowTable::new(reader, table.file, table.offset, table.row_bytes() as usize, rows);
+    let place =
+        TablePlace { file: table.file, offset: table.offset, row_bytes: table.row_bytes() as usize, rows };
+    let table = if table.len_bytes <= streaming.small_table_bytes.unwrap_or(Streaming::SMALL_TABLE_BYTES) {
+        NgramRows::Memory { place, table: loader.gguf.read(&table)?, strip: Vec::new() }
+    } else {
+        let queue = super::queue(loader.gguf, &[], ROW_READS, open)?;
+        let room_bytes = ROW_READS * (place.row_bytes + 2 * strata_store::PAGE_BYTES);
+        NgramRows::Drive(RowTable::new(place, queue).ok_or_else(|| super::no_memory("n-gram rows", room_bytes))?)
+    };
     Ok(PleModule { config: ple.clone(), weights, table })
 }
 

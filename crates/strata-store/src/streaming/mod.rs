@@ -47,6 +47,13 @@ impl StreamingOptions {
     /// Records on their way at a time: enough to keep a drive of 2.5 GB/s busy through the longest operation between two
     /// looks at it.
     pub const DEPTH: u32 = 128;
+
+    /// Records on their way at a time for an arena of so many slots: a quarter of what two tokens leave, so that any arena
+    /// that can work at all does.
+    pub fn depth_for(slots: usize, top_k: u32) -> u32 {
+        let left = (slots as u32).saturating_sub(top_k.saturating_mul(2));
+        (left / 4).clamp(1, Self::DEPTH)
+    }
 }
 
 impl Default for StreamingOptions {
