@@ -23,6 +23,14 @@ pub enum StoreError {
         /// What the system said.
         source: std::io::Error,
     },
+    /// A file that was open before cannot be opened once more.
+    #[error("{}: cannot open it for reading: {source}", file.display())]
+    Open {
+        /// The file.
+        file: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
     /// The file ended first.
     #[error(
         "{}: the file ends after {got_bytes} of the {wanted_bytes} bytes wanted at offset {offset}: \

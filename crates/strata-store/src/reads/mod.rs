@@ -5,15 +5,27 @@
 //! reported with file, offset, wanted and got; a read that does not end is reported by the watchdog.
 //! Refuses: to know what is read, or to decide what is read next.
 
+mod files;
+mod hand_over;
+mod kind;
 mod port;
+mod threads;
+#[cfg(target_os = "linux")]
+mod uring;
 
 use std::io;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+pub use kind::{MAX_DEPTH, ReaderKind, open};
 pub use port::{Ended, Port, PortRead};
 
 use crate::{PAGE_BYTES, StoreError};
+
+/// The locks of [`hand_over`].
+mod locks {
+    pub(super) use std::sync::{Condvar, Mutex, MutexGuard};
+}
 
 /// A range of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
