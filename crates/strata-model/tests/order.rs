@@ -115,7 +115,7 @@ impl ExpertStore for Watched {
 
 fn watched(name: &str, backend: Box<dyn Backend>, options: Options, script: Script) -> (Model, Arc<Mutex<Script>>) {
     let (gguf, script) = (oracle(name), Arc::new(Mutex::new(script)));
-    let open = |files, areas: &[_], depth| reads::open(ReaderKind::Auto, files, areas, depth);
+    let open = |files: &[_], areas: &[_], depth| reads::open(ReaderKind::Auto, files, areas, depth);
     let wrap = |inner| Box::new(Watched { inner, script: script.clone(), waiting: Vec::new(), gathered: None }) as _;
     let model = Model::load_with(&gguf, backend, options, &open, wrap);
     (model.unwrap(), script)

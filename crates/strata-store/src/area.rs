@@ -55,6 +55,19 @@ impl Area {
         // SAFETY: they are inside, they were initialized when the area was made, and the caller keeps writers away.
         unsafe { std::slice::from_raw_parts(self.start().add(range.start), range.len()) }
     }
+
+    /// Some of its bytes, to be filled.
+    ///
+    /// # Safety
+    /// Nobody else touches them meanwhile.
+    ///
+    /// # Panics
+    /// When they are not all inside.
+    pub(crate) unsafe fn bytes_mut(&mut self, range: Range<usize>) -> &mut [u8] {
+        assert!(range.start <= range.end && range.end <= self.len_bytes(), "{range:?} of {} bytes", self.len_bytes());
+        // SAFETY: as in `bytes`.
+        unsafe { std::slice::from_raw_parts_mut(self.start().add(range.start), range.len()) }
+    }
 }
 
 impl Drop for Area {

@@ -83,7 +83,7 @@ impl Streaming {
 
 /// Opens files for reading into areas, so many reads at a time.
 pub type OpenPort<'a> =
-    &'a dyn Fn(Vec<(PathBuf, File)>, &[Arc<Area>], usize) -> Result<Box<dyn Port>, StoreError>;
+    &'a dyn Fn(&[(PathBuf, File)], &[Arc<Area>], usize) -> Result<Box<dyn Port>, StoreError>;
 
 impl Default for Options {
     fn default() -> Self {
@@ -155,7 +155,7 @@ impl Model {
     /// When the file is no such model or cannot be read, or memory does not suffice.
     pub fn load(gguf: &Gguf, backend: Box<dyn Backend>, options: Options) -> Result<Self, ModelError> {
         let kind = options.streaming.reader;
-        let open = |files, areas: &[Arc<Area>], depth| reads::open(kind, files, areas, depth);
+        let open = |files: &[_], areas: &[_], depth| reads::open(kind, files, areas, depth);
         Self::load_with(gguf, backend, options, &open, |store| Box::new(store))
     }
 
@@ -380,7 +380,7 @@ fn streaming_store(
 fn queue(gguf: &Gguf, areas: &[Arc<Area>], depth: usize, open: OpenPort<'_>) -> Result<ReadQueue, ModelError> {
     let files = gguf.reopen_files()?;
     let names = files.iter().map(|(path, _)| path.clone()).collect();
-    Ok(ReadQueue::new(open(files, areas, depth)?, names))
+    Ok(ReadQueue::new(open(&files, areas, depth)?, names))
 }
 
 fn no_memory(what: &'static str, bytes: usize) -> ModelError {
