@@ -87,6 +87,9 @@ struct Reading {
 }
 
 impl RowTable {
+    /// Reads at a time: rows are small, so that a drive wants many.
+    pub const READS: usize = 128;
+
     /// The most bytes of memory that reads of a row may need.
     fn window_bytes(row_bytes: usize) -> usize {
         row_bytes.next_multiple_of(PAGE_BYTES) + PAGE_BYTES
@@ -206,7 +209,8 @@ impl RowTable {
             self.gathers[gather].started = rows.end;
             self.reading[window as usize] = Some(Reading { gather: self.gathers[gather].number, rows, range });
             // SAFETY: inside of the windows' memory: one of its windows.
-            let memory = unsafe { self.windows.start().add(window as usize * Self::window_bytes(self.place.row_bytes)) };
+            let memory =
+                unsafe { self.windows.start().add(window as usize * Self::window_bytes(self.place.row_bytes)) };
             // SAFETY: the window is this read's alone until it has ended.
             unsafe { self.queue.start(u64::from(window), range, memory) };
             any = true;

@@ -82,8 +82,7 @@ impl Streaming {
 }
 
 /// Opens files for reading into areas, so many reads at a time.
-pub type OpenPort<'a> =
-    &'a dyn Fn(&[(PathBuf, File)], &[Arc<Area>], usize) -> Result<Box<dyn Port>, StoreError>;
+pub type OpenPort<'a> = &'a dyn Fn(&[(PathBuf, File)], &[Arc<Area>], usize) -> Result<Box<dyn Port>, StoreError>;
 
 impl Default for Options {
     fn default() -> Self {
@@ -326,8 +325,7 @@ fn load_parts(
     let config = Config::read(gguf, options.block_tokens)?;
     let mut loader = Loader { gguf, backend };
     let mut layers = Vec::with_capacity(config.layers);
-    let mut records =
-        Records { layers: Vec::with_capacity(config.layers), top_k: config.moe.top_k as u32 };
+    let mut records = Records { layers: Vec::with_capacity(config.layers), top_k: config.moe.top_k as u32 };
     for (layer, mixer) in config.mixers.iter().enumerate() {
         let (layer, layer_records) = load_layer(&mut loader, &config, layer, *mixer, options.gdn_form)?;
         layers.push(layer);

@@ -26,9 +26,6 @@ pub(super) struct PleModule {
     pub(super) table: NgramRows,
 }
 
-/// Reads of rows at a time.
-const ROW_READS: usize = 128;
-
 /// The rows of passes, from a table that is in memory or on the drive.
 pub(super) enum NgramRows {
     /// The whole table is in memory.
@@ -138,13 +135,12 @@ pub(super) fn load(
         row_type: table.ty,
         eps: config.eps,
     };
-    let place =
-        TablePlace { file: table.file, offset: table.offset, row_bytes: table.row_bytes() as usize, rows };
+    let place = TablePlace { file: table.file, offset: table.offset, row_bytes: table.row_bytes() as usize, rows };
     let table = if table.len_bytes <= streaming.small_table_bytes.unwrap_or(Streaming::SMALL_TABLE_BYTES) {
         NgramRows::Memory { place, table: loader.gguf.read(&table)?, strip: Vec::new() }
     } else {
-        let queue = super::queue(loader.gguf, &[], ROW_READS, open)?;
-        let room_bytes = ROW_READS * (place.row_bytes + 2 * strata_store::PAGE_BYTES);
+        let queue = super::queue(loader.gguf, &[], RowTable::READS, open)?;
+        let room_bytes = RowTable::READS * (place.row_bytes + 2 * strata_store::PAGE_BYTES);
         NgramRows::Drive(RowTable::new(place, queue).ok_or_else(|| super::no_memory("n-gram rows", room_bytes))?)
     };
     Ok(PleModule { config: ple.clone(), weights, table })

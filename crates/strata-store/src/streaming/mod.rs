@@ -203,7 +203,8 @@ impl StreamingStore {
     /// # Errors
     /// When a record could not be read.
     pub fn load_hot_set(&mut self, progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<(), StoreError> {
-        let total: u64 = self.scheduler.hot_to_load().map(|id| self.records.layers[id.layer as usize].record_bytes()).sum();
+        let total: u64 =
+            self.scheduler.hot_to_load().map(|id| self.records.layers[id.layer as usize].record_bytes()).sum();
         let before = self.counts().read[Class::HotSet].bytes;
         loop {
             self.pump();

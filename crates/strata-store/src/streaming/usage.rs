@@ -51,10 +51,8 @@ impl Usage {
     pub fn hottest(&self, most: usize) -> Vec<ExpertId> {
         let mut all: Vec<(u32, usize)> = self.counts.iter().copied().zip(0..).collect();
         all.sort_by_key(|&(count, number)| (std::cmp::Reverse(count), number % self.experts, number / self.experts));
-        let id = |number: usize| ExpertId {
-            layer: (number / self.experts) as u32,
-            index: (number % self.experts) as u32,
-        };
+        let id =
+            |number: usize| ExpertId { layer: (number / self.experts) as u32, index: (number % self.experts) as u32 };
         all.into_iter().take(most).map(|(_, number)| id(number)).collect()
     }
 
@@ -77,7 +75,7 @@ mod tests {
     fn usage(layers: usize, experts: u32) -> Usage {
         let part = || PartRange { file: 0, offset: 0, stride_bytes: 1, len_bytes: 1 };
         let layer = || LayerRecords { experts, parts: [part(), part(), part()] };
-        Usage::new(&Records { layers: (0..layers).map(|_| layer()).collect() })
+        Usage::new(&Records { layers: (0..layers).map(|_| layer()).collect(), top_k: 1 })
     }
 
     fn id(layer: u32, index: u32) -> ExpertId {
