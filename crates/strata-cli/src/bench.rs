@@ -33,7 +33,7 @@ fn model(decode_after: Option<usize>, tokens: usize, flags: &TimingFlags) -> Res
     let text = flags.text.as_deref().map(input::text_file).transpose()?;
     interrupt::install()?;
     let path = setup::model_path(flags.model.model.as_deref())?;
-    let open = |side: &Side| setup::open(&path, &side.options);
+    let open = |side: &Side| setup::open_telling(&path, &side.options);
     let run = |engines: &mut [Engine]| {
         let ids = ids(&engines[0], text.as_deref(), context_tokens.saturating_add(tokens))?;
         let work = match decode_after {

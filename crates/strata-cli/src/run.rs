@@ -13,7 +13,7 @@ pub(crate) fn run(flags: &RunFlags) -> Result<(), CliError> {
     interrupt::install()?;
     let path = setup::model_path(flags.model.model.as_deref())?;
     let engine_options = EngineOptions { is_profiled: flags.profile, ..setup::engine_options(&flags.engine) };
-    let mut engine = setup::open(&path, &engine_options)?;
+    let mut engine = setup::open_telling(&path, &engine_options)?;
     let ids = encode(&engine, flags, prompt)?;
     let options = GenerateOptions {
         max_tokens: flags.sampling.tokens,

@@ -137,14 +137,19 @@ fn gdn_form(flag: GdnFlag) -> GdnForm {
     }
 }
 
-/// Opens a model, tells the user what is odd about its file and how memory is divided, and reads the experts that stay in
-/// memory. Ctrl-C ends that reading, and the command.
+/// Tells how memory will be divided, then [opens](open) the model.
+pub(crate) fn open_telling(path: &Path, options: &EngineOptions) -> Result<Engine, CliError> {
+    note::line(plan_line(&strata_engine::plan(path, options, None)?));
+    open(path, options)
+}
+
+/// Opens a model, tells the user what is odd about its file, and reads the experts that stay in memory. Ctrl-C ends that
+/// reading, and the command.
 pub(crate) fn open(path: &Path, options: &EngineOptions) -> Result<Engine, CliError> {
     let mut engine = Engine::open(path, options)?;
     for warning in &engine.model().config().warnings {
         note::line(format_args!("strata: warning: {warning}"));
     }
-    note::line(plan_line(engine.plan()));
     load_experts(&mut engine)?;
     Ok(engine)
 }

@@ -29,7 +29,9 @@ pub(crate) fn plan_of(
 ) -> Result<Plan, EngineError> {
     let load = |source| EngineError::Load { path: path.to_owned(), source };
     let config = Config::read(gguf, options.model.block_tokens).map_err(load)?;
-    let shape = memory_shape(gguf, &config, options.model.strip_rows).map_err(load)?;
+    let context_tokens = options.model.context_tokens.unwrap_or_else(|| config.default_context_tokens());
+    let strip_rows = options.model.strip_rows.min(context_tokens);
+    let shape = memory_shape(gguf, &config, strip_rows).map_err(load)?;
     // The latency of a drive is not known before it is measured.
     let drive = drive_bytes_per_second.map(|bytes_per_second| Drive { bytes_per_second, latency_ns: 0 });
     let threads = if options.threads == 0 { None } else { Some(options.threads as u64) };
@@ -38,7 +40,7 @@ pub(crate) fn plan_of(
     let request = Request {
         memory_bytes: options.memory_bytes,
         arena_bytes: options.arena_bytes,
-        context_tokens: options.model.context_tokens.unwrap_or_else(|| config.default_context_tokens()) as u64,
+        context_tokens: context_tokens as u64,
         pass_tokens: options.pass_tokens.map(|tokens| tokens as u64),
         is_precise: options.is_precise || isa.fastest_arithmetic() == Arithmetic::Float32,
         io_depth: u64::from(options.model.streaming.depth.unwrap_or(LEAST_DEPTH)),
