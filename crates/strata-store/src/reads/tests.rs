@@ -1,6 +1,6 @@
 //! Tests of reads.
 
-mod hand_over;
+mod interleavings;
 mod ports;
 
 /// What memory holds before anything is read into it.

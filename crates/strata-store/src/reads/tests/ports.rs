@@ -159,7 +159,7 @@ fn a_file_shortened_while_open_is_an_error_not_a_crash() {
     for kind in kinds() {
         let (_dir, files) = files(&[100_000]);
         let area = poisoned(1 << 20);
-        let port = open(kind, &files, &[area.clone()], 4).unwrap();
+        let port = open(kind, &files, std::slice::from_ref(&area), 4).unwrap();
         let mut queue = ReadQueue::new(port, names(&files));
         OpenOptions::new().write(true).open(&files[0].0).unwrap().set_len(50_000).unwrap();
         let reads = [(range(0, 100, 40_000), 0), (range(0, 40_000, 20_000), 1 << 17), (range(0, 90_000, 10), 1 << 18)];
@@ -203,7 +203,7 @@ fn a_port_can_be_dropped_at_any_moment() {
     for kind in kinds() {
         for (depth, submitted) in [(1, 0), (1, 1), (64, 0), (64, 17), (64, 64)] {
             let area = poisoned(4 << 20);
-            let mut port = open(kind, &files, &[area.clone()], depth).unwrap();
+            let mut port = open(kind, &files, std::slice::from_ref(&area), depth).unwrap();
             for id in 0..depth {
                 let at = id * (1 << 16);
                 // SAFETY: the area is looked at after the port is gone.
