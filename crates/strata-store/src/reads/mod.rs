@@ -5,6 +5,8 @@
 //! reported with file, offset, wanted and got; a read that does not end is reported by the watchdog.
 //! Refuses: to know what is read, or to decide what is read next.
 
+#[cfg(any(test, feature = "faulty-reads"))]
+pub mod faulty;
 mod files;
 mod hand_over;
 mod kind;

@@ -1,5 +1,6 @@
 //! Tests of reads.
 
+mod faulty;
 mod interleavings;
 mod ports;
 mod scripted;

@@ -18,7 +18,7 @@ fn kinds() -> Vec<ReaderKind> {
 }
 
 /// Files of these lengths, of bytes that tell where they are.
-fn files(lens: &[usize]) -> (TempDir, Vec<(PathBuf, File)>) {
+pub(super) fn files(lens: &[usize]) -> (TempDir, Vec<(PathBuf, File)>) {
     let dir = tempfile::tempdir().unwrap();
     let make = |(index, len): (usize, &usize)| {
         let path = dir.path().join(format!("{index}.gguf"));
@@ -30,25 +30,25 @@ fn files(lens: &[usize]) -> (TempDir, Vec<(PathBuf, File)>) {
     (dir, files)
 }
 
-fn names(files: &[(PathBuf, File)]) -> Vec<PathBuf> {
+pub(super) fn names(files: &[(PathBuf, File)]) -> Vec<PathBuf> {
     files.iter().map(|(path, _)| path.clone()).collect()
 }
 
 /// An area full of poison.
-fn poisoned(len_bytes: usize) -> Arc<Area> {
+pub(super) fn poisoned(len_bytes: usize) -> Arc<Area> {
     let mut area = Area::allocate(len_bytes).unwrap();
     // SAFETY: nobody else has it.
     unsafe { area.bytes_mut(0..len_bytes) }.fill(POISON);
     Arc::new(area)
 }
 
-fn bytes(area: &Area, range: std::ops::Range<usize>) -> &[u8] {
+pub(super) fn bytes(area: &Area, range: std::ops::Range<usize>) -> &[u8] {
     // SAFETY: the tests look when no reads are under way.
     unsafe { area.bytes(range) }
 }
 
 /// Reads all ranges, each into the area at its place, as many at a time as there is room for.
-fn read_all(queue: &mut ReadQueue, area: &Area, reads: &[(FileRange, usize)]) -> Vec<Done> {
+pub(super) fn read_all(queue: &mut ReadQueue, area: &Area, reads: &[(FileRange, usize)]) -> Vec<Done> {
     let (mut done, mut started) = (Vec::new(), 0);
     while done.len() < reads.len() {
         while started < reads.len() && queue.room() > 0 {
@@ -103,7 +103,7 @@ fn check(kind: ReaderKind, depth: usize, files: &[(PathBuf, File)], ranges: &[Fi
     assert!(bytes(&area, before..end).iter().all(|b| *b == POISON), "{kind}: after the windows");
 }
 
-fn range(file: usize, offset: u64, len_bytes: usize) -> FileRange {
+pub(super) fn range(file: usize, offset: u64, len_bytes: usize) -> FileRange {
     FileRange { file, offset, len_bytes }
 }
 
