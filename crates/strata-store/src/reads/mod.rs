@@ -5,6 +5,8 @@
 //! reported with file, offset, wanted and got; a read that does not end is reported by the watchdog.
 //! Refuses: to know what is read, or to decide what is read next.
 
+#[cfg(any(test, feature = "faulty-reads"))]
+pub mod faulty;
 mod files;
 mod hand_over;
 mod kind;
@@ -218,8 +220,9 @@ impl ReadQueue {
         let goes_on = match result {
             Ok(n) => {
                 let reached = read.part_start + n;
-                // The end of the file: nothing new came.
-                let is_end = reached <= read.got_bytes;
+                // Nothing new came: the end of the file, if it is still so when asked once more. What was asked for began
+                // at a page, so that even a read that was cut short may give only what was there before.
+                let is_end = n == 0 || reached <= read.got_bytes && std::mem::replace(&mut read.retried, true);
                 read.got_bytes = read.got_bytes.max(reached);
                 !is_end && read.got_bytes < wanted_bytes
             }

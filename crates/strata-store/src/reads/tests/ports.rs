@@ -18,7 +18,7 @@ fn kinds() -> Vec<ReaderKind> {
 }
 
 /// Files of these lengths, of bytes that tell where they are.
-fn files(lens: &[usize]) -> (TempDir, Vec<(PathBuf, File)>) {
+pub(super) fn files(lens: &[usize]) -> (TempDir, Vec<(PathBuf, File)>) {
     let dir = tempfile::tempdir().unwrap();
     let make = |(index, len): (usize, &usize)| {
         let path = dir.path().join(format!("{index}.gguf"));
@@ -30,25 +30,25 @@ fn files(lens: &[usize]) -> (TempDir, Vec<(PathBuf, File)>) {
     (dir, files)
 }
 
-fn names(files: &[(PathBuf, File)]) -> Vec<PathBuf> {
+pub(super) fn names(files: &[(PathBuf, File)]) -> Vec<PathBuf> {
     files.iter().map(|(path, _)| path.clone()).collect()
 }
 
 /// An area full of poison.
-fn poisoned(len_bytes: usize) -> Arc<Area> {
+pub(super) fn poisoned(len_bytes: usize) -> Arc<Area> {
     let mut area = Area::allocate(len_bytes).unwrap();
     // SAFETY: nobody else has it.
     unsafe { area.bytes_mut(0..len_bytes) }.fill(POISON);
     Arc::new(area)
 }
 
-fn bytes(area: &Area, range: std::ops::Range<usize>) -> &[u8] {
+pub(super) fn bytes(area: &Area, range: std::ops::Range<usize>) -> &[u8] {
     // SAFETY: the tests look when no reads are under way.
     unsafe { area.bytes(range) }
 }
 
 /// Reads all ranges, each into the area at its place, as many at a time as there is room for.
-fn read_all(queue: &mut ReadQueue, area: &Area, reads: &[(FileRange, usize)]) -> Vec<Done> {
+pub(super) fn read_all(queue: &mut ReadQueue, area: &Area, reads: &[(FileRange, usize)]) -> Vec<Done> {
     let (mut done, mut started) = (Vec::new(), 0);
     while done.len() < reads.len() {
         while started < reads.len() && queue.room() > 0 {
@@ -103,7 +103,7 @@ fn check(kind: ReaderKind, depth: usize, files: &[(PathBuf, File)], ranges: &[Fi
     assert!(bytes(&area, before..end).iter().all(|b| *b == POISON), "{kind}: after the windows");
 }
 
-fn range(file: usize, offset: u64, len_bytes: usize) -> FileRange {
+pub(super) fn range(file: usize, offset: u64, len_bytes: usize) -> FileRange {
     FileRange { file, offset, len_bytes }
 }
 
@@ -159,7 +159,7 @@ fn a_file_shortened_while_open_is_an_error_not_a_crash() {
     for kind in kinds() {
         let (_dir, files) = files(&[100_000]);
         let area = poisoned(1 << 20);
-        let port = open(kind, &files, &[area.clone()], 4).unwrap();
+        let port = open(kind, &files, std::slice::from_ref(&area), 4).unwrap();
         let mut queue = ReadQueue::new(port, names(&files));
         OpenOptions::new().write(true).open(&files[0].0).unwrap().set_len(50_000).unwrap();
         let reads = [(range(0, 100, 40_000), 0), (range(0, 40_000, 20_000), 1 << 17), (range(0, 90_000, 10), 1 << 18)];
@@ -203,7 +203,7 @@ fn a_port_can_be_dropped_at_any_moment() {
     for kind in kinds() {
         for (depth, submitted) in [(1, 0), (1, 1), (64, 0), (64, 17), (64, 64)] {
             let area = poisoned(4 << 20);
-            let mut port = open(kind, &files, &[area.clone()], depth).unwrap();
+            let mut port = open(kind, &files, std::slice::from_ref(&area), depth).unwrap();
             for id in 0..depth {
                 let at = id * (1 << 16);
                 // SAFETY: the area is looked at after the port is gone.

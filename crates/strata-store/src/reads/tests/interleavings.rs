@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use shuttle::sync::Arc;
+use shuttle::sync::{Arc, Barrier};
 use shuttle::thread;
 
 use hand_over::HandOver;
@@ -11,6 +11,8 @@ mod locks {
     pub(super) use shuttle::sync::{Condvar, Mutex, MutexGuard};
 }
 
+// On purpose: its locks are those of the module above it.
+#[allow(clippy::duplicate_mod)]
 #[path = "../hand_over.rs"]
 mod hand_over;
 
@@ -74,4 +76,32 @@ fn nothing_is_lost_or_done_twice_under_any_interleaving() {
 fn workers_go_home_under_any_interleaving() {
     shuttle::check_random(closing_sends_everybody_home, 20_000);
     shuttle::check_pct(closing_sends_everybody_home, 20_000, 3);
+}
+
+/// Two pieces of work that can only be done at the same time.
+fn every_worker_is_woken() {
+    let (hand_over, together) = (Arc::new(HandOver::<(), ()>::new(2)), Arc::new(Barrier::new(2)));
+    let work = || {
+        let (hand_over, together) = (hand_over.clone(), together.clone());
+        move || {
+            while let Some(work) = hand_over.next() {
+                together.wait();
+                hand_over.finish(work);
+            }
+        }
+    };
+    let threads = [thread::spawn(work()), thread::spawn(work())];
+    let mut results = Vec::new();
+    hand_over.give(&mut vec![(), ()]);
+    while results.len() < 2 {
+        hand_over.collect(LONG, &mut results);
+    }
+    hand_over.close();
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+}
+
+#[test]
+fn reads_given_together_are_read_together_under_any_interleaving() {
+    shuttle::check_random(every_worker_is_woken, 20_000);
+    shuttle::check_pct(every_worker_is_woken, 20_000, 3);
 }
