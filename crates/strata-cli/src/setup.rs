@@ -54,7 +54,7 @@ pub(crate) fn engine_options(flags: &EngineFlags) -> EngineOptions {
             strip_rows: flags.strip,
             gdn_form: gdn_form(flags.gdn),
             block_tokens: flags.qsa_block,
-            keep_details: false,
+            ..ModelOptions::default()
         },
     }
 }

@@ -1,7 +1,9 @@
 //! A table of equal rows that stays on the drive; single rows are fetched.
 
 use std::sync::Arc;
+use std::time::Instant;
 
+use crate::timeline::{Lane, Timeline};
 use crate::{Reader, StoreError};
 
 /// A table whose rows are gathered by number, never loaded whole.
@@ -11,12 +13,18 @@ pub struct RowTable {
     offset: u64,
     row_bytes: usize,
     rows: u64,
+    timeline: Timeline,
 }
 
 impl RowTable {
     /// The table of `rows` rows of `row_bytes` bytes that begins at `offset` of `file`.
     pub fn new(reader: Arc<dyn Reader>, file: usize, offset: u64, row_bytes: usize, rows: u64) -> Self {
-        Self { reader, file, offset, row_bytes, rows }
+        Self { reader, file, offset, row_bytes, rows, timeline: Timeline::off() }
+    }
+
+    /// Records on `timeline` when rows are read.
+    pub fn recorded(self, timeline: Timeline) -> Self {
+        Self { timeline, ..self }
     }
 
     /// Bytes of a row.
@@ -35,6 +43,8 @@ impl RowTable {
         if let Some(&row) = ids.iter().find(|row| **row >= self.rows) {
             return Err(StoreError::NoSuchRow { row, rows: self.rows });
         }
+        let start = Instant::now();
+        let mut bytes = 0;
         let mut order: Vec<usize> = (0..ids.len()).collect();
         order.sort_unstable_by_key(|&i| ids[i]);
         let mut before: Option<usize> = None;
@@ -45,10 +55,15 @@ impl RowTable {
                 _ => {
                     let offset = self.offset + ids[i] * self.row_bytes as u64;
                     self.reader.read(self.file, offset, &mut out[at..at + self.row_bytes])?;
+                    bytes += self.row_bytes as u64;
                 }
             }
             before = Some(i);
         }
+        // Who gathers waits for it.
+        let end = Instant::now();
+        self.timeline.read_rows(None, bytes, start, end);
+        self.timeline.span(Lane::Waits, "n-gram rows", None, start, end);
         Ok(())
     }
 }

@@ -17,6 +17,7 @@ use std::sync::Arc;
 
 use strata_backend::{Backend, GdnForm, HyperRead, Mixer, PassId, PassShape, StateId, StatePart};
 use strata_gguf::Gguf;
+use strata_store::timeline::Timeline;
 use strata_store::{ExpertStore, FileReader, LayerRecords, Reader, Records, ResidentStore};
 
 pub use config::{AttentionConfig, Config, GdnConfig, MixerKind, MoeConfig, PleConfig};
@@ -45,6 +46,8 @@ pub struct Options {
     pub block_tokens: Option<usize>,
     /// Whether observers will want expert hidden values, router logits and selected blocks.
     pub keep_details: bool,
+    /// Where to record what happens when; off where nobody wants to know.
+    pub timeline: Timeline,
 }
 
 impl Default for Options {
@@ -56,6 +59,7 @@ impl Default for Options {
             gdn_form: GdnForm::Recurrent,
             block_tokens: None,
             keep_details: false,
+            timeline: Timeline::off(),
         }
     }
 }
@@ -259,7 +263,7 @@ fn load_parts(
         records.layers.push(layer_records);
     }
     let ple = match &config.ple {
-        Some(ple) => Some(ple::load(&mut loader, &config, ple, reader.clone())?),
+        Some(ple) => Some(ple::load(&mut loader, &config, ple, reader.clone(), &options.timeline)?),
         None => None,
     };
     Ok(Parts { head: head::load(&mut loader, &config)?, config, layers, ple, records })

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use strata_backend::{Ple, StateShape};
+use strata_store::timeline::Timeline;
 use strata_store::{Reader, RowTable};
 
 use super::config::{Config, PleConfig};
@@ -22,6 +23,7 @@ pub(super) fn load(
     config: &Config,
     ple: &PleConfig,
     reader: Arc<dyn Reader>,
+    timeline: &Timeline,
 ) -> Result<PleModule, ModelError> {
     let (hidden, wide) = (config.hidden, config.streams * config.hidden);
     let embedded = ple.rows_per_token() * ple.row_dim;
@@ -56,7 +58,8 @@ pub(super) fn load(
         row_type: table.ty,
         eps: config.eps,
     };
-    let table = RowTable::new(reader, table.file, table.offset, table.row_bytes() as usize, rows);
+    let table =
+        RowTable::new(reader, table.file, table.offset, table.row_bytes() as usize, rows).recorded(timeline.clone());
     Ok(PleModule { config: ple.clone(), weights, table })
 }
 
