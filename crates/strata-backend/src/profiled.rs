@@ -1,13 +1,14 @@
-//! A backend that measures how long another one takes for each operation.
+//! A backend that measures how long another one takes for each operation, and records when on a timeline.
 //!
 //! Promises: every call is passed on as it is, so results are those of the inner backend.
 //! Refuses: to look inside an operation. A backend that computes later than it is called shows its time where a result is
-//! waited for.
+//! waited for. Waits between operations are for those to record who wait.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use strata_store::timeline::{Lane, Timeline};
 use strata_store::{Area, Slot};
 
 use crate::{
@@ -78,6 +79,18 @@ impl Operation {
     }
 }
 
+impl Operation {
+    /// Where a timeline shows it; `None` for what is between operations.
+    fn lane(self) -> Option<Lane> {
+        match self {
+            Self::Experts => Some(Lane::Experts),
+            Self::Head => Some(Lane::Head),
+            Self::HostNgramRows | Self::HostExperts | Self::HostRest => None,
+            _ => Some(Lane::Mixer),
+        }
+    }
+}
+
 /// Time of an operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Spent {
@@ -120,15 +133,31 @@ pub type SharedProfile = Arc<Mutex<Profile>>;
 pub struct ProfiledBackend {
     inner: Box<dyn Backend>,
     profile: SharedProfile,
+    timeline: Timeline,
     /// End of the last operation.
     last: Option<Instant>,
+    /// The layer that a pass is in.
+    layer: Option<u32>,
+    /// Nothing of the layer is left but its last writes: the next read is of the next layer.
+    is_layer_done: bool,
 }
 
+/// A reading of results that takes less did not wait.
+const SHORTEST_WAIT: Duration = Duration::from_micros(1);
+
 impl ProfiledBackend {
-    /// Measures into a new profile, which comes with it.
-    pub fn new(inner: Box<dyn Backend>) -> (Self, SharedProfile) {
+    /// Measures into a new profile, which comes with it, and records on `timeline`.
+    pub fn new(inner: Box<dyn Backend>, timeline: Timeline) -> (Self, SharedProfile) {
         let profile = SharedProfile::default();
-        (Self { inner, profile: profile.clone(), last: None }, profile)
+        let measured = profile.clone();
+        (Self { inner, profile, timeline, last: None, layer: None, is_layer_done: false }, measured)
+    }
+
+    /// The streams are read: by the layer after one that is done, or once more by the same.
+    fn enter_layer(&mut self) {
+        if std::mem::take(&mut self.is_layer_done) {
+            self.layer = Some(self.layer.map_or(0, |layer| layer + 1));
+        }
     }
 
     fn profile(&self) -> MutexGuard<'_, Profile> {
@@ -153,6 +182,11 @@ impl ProfiledBackend {
         }
         profile.add(operation, end - start, calls);
         drop(profile);
+        if let Some(lane) = operation.lane().filter(|_| calls > 0 || end - start > SHORTEST_WAIT) {
+            // Neither the embedding nor the head is part of a layer.
+            let layer = self.layer.filter(|_| lane != Lane::Head);
+            self.timeline.span(lane, operation.name(), layer, start, end);
+        }
         self.last = Some(end);
         result
     }
@@ -203,16 +237,19 @@ impl Backend for ProfiledBackend {
 
     fn embed(&mut self, pass: PassId, first_row: usize, table: MatrixId, ids: &[u32]) -> Result<(), BackendError> {
         // A pass begins: what was before is none of its time.
+        (self.layer, self.is_layer_done) = (None, true);
         self.timed(Operation::Embed, None, 1, |inner| inner.embed(pass, first_row, table, ids))
     }
 
     fn add_ngrams(&mut self, pass: PassId, rows: Range<usize>, layer: &Ple, state: StateId, table_rows: &[u8]) {
+        self.enter_layer();
         self.timed(Operation::AddNgrams, Some(Operation::HostNgramRows), 1, |inner| {
             inner.add_ngrams(pass, rows, layer, state, table_rows);
         });
     }
 
     fn read_streams(&mut self, pass: PassId, rows: Range<usize>, layer: &HyperRead) {
+        self.enter_layer();
         self.operation(Operation::ReadStreams, |inner| inner.read_streams(pass, rows, layer));
     }
 
@@ -262,6 +299,7 @@ impl Backend for ProfiledBackend {
 
     fn combine(&mut self, pass: PassId, rows: Range<usize>, shared: &SharedExpert) {
         self.operation(Operation::Combine, |inner| inner.combine(pass, rows, shared));
+        self.is_layer_done = true;
     }
 
     fn head(&mut self, pass: PassId, rows: Range<usize>, last_read: &HyperRead, output: MatrixId) -> Ticket {
@@ -290,25 +328,30 @@ mod tests {
     use super::*;
     use crate::RecordingBackend;
 
+    const SHAPE: PassShape = PassShape {
+        rows: 4,
+        strip_rows: 2,
+        streams: 1,
+        hidden: 1,
+        experts: 4,
+        top_k: 2,
+        expert_ff: 1,
+        keep_details: false,
+    };
+
+    fn weights(backend: &mut ProfiledBackend) -> (MatrixId, VectorId) {
+        let matrix = MatrixData { ty: strata_gguf::TensorType::F32, rows: 4, cols: 1, scale: 1.0, bytes: vec![0; 16] };
+        (backend.load_matrix(matrix), backend.load_vector(vec![1.0]))
+    }
+
     /// The calls of two strips of a layer reach the inner backend as they are, and are counted.
     #[test]
     fn calls_are_passed_on_and_counted() {
         let inner = RecordingBackend::default();
         let recording = inner.recording();
-        let (mut backend, profile) = ProfiledBackend::new(Box::new(inner));
-        let matrix = MatrixData { ty: strata_gguf::TensorType::F32, rows: 4, cols: 1, scale: 1.0, bytes: vec![0; 16] };
-        let (router, norm) = (backend.load_matrix(matrix), backend.load_vector(vec![1.0]));
-        let shape = PassShape {
-            rows: 4,
-            strip_rows: 2,
-            streams: 1,
-            hidden: 1,
-            experts: 4,
-            top_k: 2,
-            expert_ff: 1,
-            keep_details: false,
-        };
-        let pass = backend.new_pass(&shape).unwrap();
+        let (mut backend, profile) = ProfiledBackend::new(Box::new(inner), Timeline::off());
+        let (router, norm) = weights(&mut backend);
+        let pass = backend.new_pass(&SHAPE).unwrap();
         let read = HyperRead { norm, down: router, up: router, inject: None, eps: 1.0 };
         backend.embed(pass, 0, router, &[1, 2, 3, 0]).unwrap();
         let mut routes = Routes::default();
@@ -326,5 +369,42 @@ mod tests {
         assert_eq!((calls(Operation::Embed), calls(Operation::ReadStreams), calls(Operation::Route)), (1, 2, 2));
         assert_eq!((calls(Operation::HostRest), calls(Operation::Experts)), (6, 0));
         assert_eq!(profile.total(), Operation::ALL.iter().map(|o| profile.of(*o).time).sum::<Duration>());
+    }
+
+    /// Two passes of two layers of two strips: spans know their layer, whatever the number of strips.
+    #[test]
+    fn spans_know_their_layer() {
+        let timeline = Timeline::with_room(100);
+        let (mut backend, _) = ProfiledBackend::new(Box::new(RecordingBackend::default()), timeline.clone());
+        let (matrix, vector) = weights(&mut backend);
+        let pass = backend.new_pass(&SHAPE).unwrap();
+        let read = HyperRead { norm: vector, down: matrix, up: matrix, inject: None, eps: 1.0 };
+        let shared = SharedExpert { gate_inp: vector, gate: matrix, up: matrix, down: matrix };
+        timeline.begin();
+        for _ in 0..2 {
+            backend.embed(pass, 0, matrix, &[1, 2, 3, 0]).unwrap();
+            for _ in 0..2 {
+                for rows in [0..2, 2..4] {
+                    backend.read_streams(pass, rows.clone(), &read);
+                    backend.write_streams(pass, rows.clone());
+                    backend.read_streams(pass, rows, &read);
+                }
+                for rows in [0..2, 2..4] {
+                    backend.combine(pass, rows.clone(), &shared);
+                    backend.write_streams(pass, rows);
+                }
+            }
+            let ticket = backend.head(pass, 0..1, &read, matrix);
+            backend.take_logits(ticket, &mut Vec::new()).unwrap();
+        }
+        timeline.end();
+        let of_layer = |layer| vec![(Lane::Mixer, Some(layer)); 10];
+        let one = [vec![(Lane::Mixer, None)], of_layer(0), of_layer(1), vec![(Lane::Head, None)]].concat();
+        let spans = timeline.take().spans;
+        // Reading logits that are there already may take long enough to be seen on a busy machine.
+        let mut seen: Vec<_> = spans.iter().map(|span| (span.lane, span.layer)).collect();
+        seen.dedup_by(|a, b| a == b && a.0 == Lane::Head);
+        assert_eq!(seen, [one.clone(), one].concat());
+        assert!(spans.is_sorted_by_key(|span| span.start_ns));
     }
 }

@@ -156,9 +156,9 @@ impl Engine {
         };
         let mut backend: Box<dyn Backend> = Box::new(cpu_backend);
         let mut profile = None;
-        if options.is_profiled {
-            let (profiled, shared) = ProfiledBackend::new(backend);
-            (backend, profile) = (Box::new(profiled), Some(shared));
+        if options.is_profiled || options.model.timeline.is_on() {
+            let (profiled, shared) = ProfiledBackend::new(backend, options.model.timeline.clone());
+            (backend, profile) = (Box::new(profiled), options.is_profiled.then_some(shared));
         }
         let mut options = options.clone();
         options.model.context_tokens = Some(plan.context_tokens as usize);

@@ -1,7 +1,7 @@
 //! Experts on the drive, and how their bytes come into memory.
 //!
-//! Owns: the files of a model, the reading of them, areas of memory and the slots in them, which experts are there, and
-//! the plan of how memory is divided.
+//! Owns: the files of a model, the reading of them, areas of memory and the slots in them, which experts are there, the
+//! plan of how memory is divided, and the recorder of when what was read.
 //! Promises: a slot that it hands out holds exactly the bytes of its record until it is given back; a read that fails is
 //! tried once more and then ends the request with an error that names file, offset, wanted and got.
 //! Refuses: to know what the bytes mean, or to allocate the memory that it fills.
@@ -17,6 +17,7 @@ mod record;
 mod rows;
 pub mod scheduler;
 mod streaming;
+pub mod timeline;
 
 pub use area::{Area, PAGE_BYTES};
 pub use error::StoreError;

@@ -9,6 +9,7 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use crate::reads::{Done, FileRange, ReadQueue};
+use crate::timeline::{Lane, Timeline};
 use crate::{Area, PAGE_BYTES, StoreError};
 
 /// Rows of a table in a file.
@@ -59,6 +60,7 @@ pub struct RowTable {
     /// Given to the next gather, to be told apart from reads for those that were given up.
     next_gather: u64,
     counts: RowCounts,
+    timeline: Timeline,
     done: Vec<Done>,
 }
 
@@ -74,6 +76,8 @@ struct Gather {
     started: usize,
     /// Rows of each strip that are missing.
     missing: Vec<usize>,
+    /// When the first of each strip was asked for.
+    since: Vec<Option<Instant>>,
     bytes: Vec<u8>,
     error: Option<StoreError>,
 }
@@ -105,10 +109,16 @@ impl RowTable {
             reading: std::iter::repeat_with(|| None).take(depth).collect(),
             next_gather: 0,
             counts: RowCounts::default(),
+            timeline: Timeline::off(),
             done: Vec::with_capacity(depth),
             place,
             queue,
         })
+    }
+
+    /// Records on `timeline` when rows are read and waited for.
+    pub fn recorded(self, timeline: Timeline) -> Self {
+        Self { timeline, ..self }
     }
 
     /// Where the table lies.
@@ -143,6 +153,7 @@ impl RowTable {
             strip,
             started: 0,
             missing: ids.chunks(strip).map(<[u64]>::len).collect(),
+            since: vec![None; ids.len().div_ceil(strip)],
             bytes: vec![0; ids.len() * self.place.row_bytes],
             ids: ids.to_vec(),
             error: None,
@@ -176,7 +187,9 @@ impl RowTable {
             }
             let start = Instant::now();
             let result = self.collect(true);
-            self.counts.exposed_wait += start.elapsed();
+            let end = Instant::now();
+            self.counts.exposed_wait += end - start;
+            self.timeline.span(Lane::Waits, "n-gram rows", None, start, end);
             result?;
             self.start_reads()?;
         }
@@ -206,7 +219,9 @@ impl RowTable {
             let last = self.gathers[gather].row(rows.end - 1, self.place);
             let len_bytes = (last.offset - first.offset) as usize + last.len_bytes;
             let range = FileRange { len_bytes, ..first };
-            self.gathers[gather].started = rows.end;
+            let waiting = &mut self.gathers[gather];
+            waiting.started = rows.end;
+            waiting.since[rows.start / waiting.strip].get_or_insert_with(Instant::now);
             self.reading[window as usize] = Some(Reading { gather: self.gathers[gather].number, rows, range });
             // SAFETY: inside of the windows' memory: one of its windows.
             let memory =
@@ -262,7 +277,12 @@ impl RowTable {
             let from = (gather.row(at, place).offset - range.offset) as usize;
             let to = gather.order[at] as usize;
             gather.bytes[to * place.row_bytes..][..place.row_bytes].copy_from_slice(&bytes[from..][..place.row_bytes]);
-            gather.missing[to / gather.strip] -= 1;
+            let strip = to / gather.strip;
+            gather.missing[strip] -= 1;
+            if let (0, Some(since)) = (gather.missing[strip], gather.since[strip]) {
+                let bytes = (gather.strip * place.row_bytes) as u64;
+                self.timeline.read_rows(None, bytes, since, Instant::now());
+            }
         }
     }
 }

@@ -83,6 +83,7 @@ impl ModelTiming {
 }
 
 /// Times `repeat` runs of each engine, in turns, after one run of each that is not timed. Every run has a fresh sequence.
+/// A timeline has the last of them.
 ///
 /// # Errors
 /// When a run fails or is stopped.
@@ -171,8 +172,10 @@ impl Engine {
     ) -> Result<f64, EngineError> {
         let observer = &mut Stoppable(stop);
         let mut logits = Vec::with_capacity(self.model.vocabulary());
+        let timeline = self.options.model.timeline.clone();
         let start = match work {
             Workload::Prefill { ids } => {
+                timeline.begin();
                 let start = Instant::now();
                 self.model.forward(sequence, ids, Rows::Last, &mut logits, observer)?;
                 start
@@ -183,6 +186,7 @@ impl Engine {
                     self.model.forward(sequence, context, Rows::Last, &mut logits, observer)?;
                     self.put_profile(profile);
                 }
+                timeline.begin();
                 let start = Instant::now();
                 for id in ids {
                     logits.clear();
@@ -191,6 +195,8 @@ impl Engine {
                 start
             }
         };
-        Ok(start.elapsed().as_secs_f64())
+        let seconds = start.elapsed().as_secs_f64();
+        timeline.end();
+        Ok(seconds)
     }
 }

@@ -23,6 +23,7 @@ use strata_store::reads::{self, Port, ReadQueue, ReaderKind};
 use strata_store::{
     Area, ExpertStore, LayerRecords, Lookahead, Records, RowCounts, StoreError, StreamingOptions, StreamingStore, Usage,
 };
+use strata_store::timeline::Timeline;
 
 pub use config::{AttentionConfig, Config, GdnConfig, MixerKind, MoeConfig, PleConfig};
 pub use flops::Flops;
@@ -53,6 +54,8 @@ pub struct Options {
     pub keep_details: bool,
     /// How experts and rows of the n-gram table come from the drive. Nothing of it changes a result.
     pub streaming: Streaming,
+    /// Where to record what happens when; off where nobody wants to know.
+    pub timeline: Timeline,
 }
 
 /// How a model that is larger than its arena streams.
@@ -94,6 +97,7 @@ impl Default for Options {
             block_tokens: None,
             keep_details: false,
             streaming: Streaming::default(),
+            timeline: Timeline::off(),
         }
     }
 }
@@ -171,6 +175,7 @@ impl Model {
     ) -> Result<Self, ModelError> {
         let parts = load_parts(gguf, backend.as_mut(), &options, open)?;
         let store = streaming_store(gguf, backend.as_mut(), &options.streaming, parts.records.clone(), open)?;
+        let store = store.recorded(options.timeline.clone());
         Self::assemble(parts, backend, wrap(store), options)
     }
 
@@ -332,7 +337,7 @@ fn load_parts(
         records.layers.push(layer_records);
     }
     let ple = match &config.ple {
-        Some(ple) => Some(ple::load(&mut loader, &config, ple, &options.streaming, open)?),
+        Some(ple) => Some(ple::load(&mut loader, &config, ple, &options.streaming, &options.timeline, open)?),
         None => None,
     };
     Ok(Parts { head: head::load(&mut loader, &config)?, config, layers, ple, records })

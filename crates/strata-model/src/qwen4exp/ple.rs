@@ -3,6 +3,7 @@
 
 use strata_backend::{Ple, StateShape};
 use strata_store::{RowCounts, RowTable, StoreError, TablePlace};
+use strata_store::timeline::Timeline;
 
 use super::config::{Config, PleConfig};
 use super::weights::{Loader, tensor};
@@ -100,6 +101,7 @@ pub(super) fn load(
     config: &Config,
     ple: &PleConfig,
     streaming: &Streaming,
+    timeline: &Timeline,
     open: OpenPort<'_>,
 ) -> Result<PleModule, ModelError> {
     let (hidden, wide) = (config.hidden, config.streams * config.hidden);
@@ -141,7 +143,8 @@ pub(super) fn load(
     } else {
         let queue = super::queue(loader.gguf, &[], RowTable::READS, open)?;
         let room_bytes = RowTable::READS * (place.row_bytes + 2 * strata_store::PAGE_BYTES);
-        NgramRows::Drive(RowTable::new(place, queue).ok_or_else(|| super::no_memory("n-gram rows", room_bytes))?)
+        let table = RowTable::new(place, queue).ok_or_else(|| super::no_memory("n-gram rows", room_bytes))?;
+        NgramRows::Drive(table.recorded(timeline.clone()))
     };
     Ok(PleModule { config: ple.clone(), weights, table })
 }

@@ -90,6 +90,20 @@ pub enum Class {
     HotSet = 2,
 }
 
+impl Class {
+    /// Every one.
+    pub const ALL: [Self; 3] = [Self::Demand, Self::ReadAhead, Self::HotSet];
+
+    /// For people.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Demand => "demand",
+            Self::ReadAhead => "ahead",
+            Self::HotSet => "hot",
+        }
+    }
+}
+
 /// A slot, and which filling of it is meant: the generation changes whenever the slot is given to a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SlotId {

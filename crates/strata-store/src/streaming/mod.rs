@@ -18,6 +18,7 @@ pub use usage::Usage;
 
 use crate::reads::{Done, ReadQueue};
 use crate::scheduler::{Class, Counts, Limits, Outcome, PassKind, Read, Scheduler};
+use crate::timeline::{Lane, Timeline};
 use crate::{Area, Demand, ExpertId, ExpertStore, Part, Records, Slot, StoreError};
 
 /// What a store expects of a layer before its rows are routed.
@@ -86,6 +87,9 @@ pub struct StreamingStore {
     needed: Option<Vec<ExpertId>>,
     exposed_wait: Duration,
     fake: Option<Fake>,
+    timeline: Timeline,
+    /// Places of reads under way, for the timeline.
+    free_lanes: Vec<u16>,
     done: Vec<Done>,
     ranking: Vec<Demand>,
 }
@@ -98,6 +102,8 @@ struct Filling {
     error: Option<StoreError>,
     /// The pass in which the read was started.
     pass: u64,
+    since: Instant,
+    lane: u16,
 }
 
 /// Experts handed out at a time: enough for all threads, few enough that the drive is soon looked after again.
@@ -135,7 +141,8 @@ impl StreamingStore {
         assert!(queue.room() >= Self::queue_depth(options.depth), "room for the parts of all records on their way");
         let arena = Arena::new(&records, areas);
         let scheduler = scheduler(&records, arena.slots(), options, &profile)?;
-        let filling = || Filling { read: None, parts: 0, error: None, pass: 0 };
+        let since = Instant::now();
+        let filling = || Filling { read: None, parts: 0, error: None, pass: 0, since, lane: 0 };
         Ok(Self {
             filling: std::iter::repeat_with(filling).take(arena.slots()).collect(),
             usage: profile.clone(),
@@ -151,9 +158,16 @@ impl StreamingStore {
             needed: None,
             exposed_wait: Duration::ZERO,
             fake: None,
+            timeline: Timeline::off(),
+            free_lanes: (0..options.depth as u16).rev().collect(),
             done: Vec::new(),
             ranking: Vec::new(),
         })
+    }
+
+    /// Records on `timeline` when records are read and waited for.
+    pub fn recorded(self, timeline: Timeline) -> Self {
+        Self { timeline, ..self }
     }
 
     /// Whether every expert has a slot.
@@ -263,8 +277,14 @@ impl StreamingStore {
         while let Some(read) = self.scheduler.next_read() {
             let layer = &self.records.layers[read.expert.layer as usize];
             let reads = self.arena.reads(layer, read.expert.index, read.slot.index);
-            self.filling[read.slot.index as usize] =
-                Filling { read: Some(read), parts: reads.len() as u8, error: None, pass: self.pass };
+            self.filling[read.slot.index as usize] = Filling {
+                read: Some(read),
+                parts: reads.len() as u8,
+                error: None,
+                pass: self.pass,
+                since: Instant::now(),
+                lane: self.free_lanes.pop().unwrap_or(0),
+            };
             for (range, memory) in reads {
                 // SAFETY: the memory is a window in a slot that the scheduler has given to this record alone: it is in
                 // nobody's hands, and will not be before the read is reported as done.
@@ -286,6 +306,10 @@ impl StreamingStore {
             return;
         }
         let read = filling.read.take().expect("a read of the slot is under way");
+        let (lane, since, layer) = (filling.lane, filling.since, read.expert.layer);
+        self.free_lanes.push(lane);
+        let bytes = self.records.layers[layer as usize].record_bytes();
+        self.timeline.read(lane, layer, read.class, bytes, since, Instant::now());
         match filling.error.take() {
             None => self.scheduler.read_done(read.slot),
             Some(error) => {
@@ -417,7 +441,9 @@ impl ExpertStore for StreamingStore {
             }
             let start = Instant::now();
             let result = self.wait();
-            self.exposed_wait += start.elapsed();
+            let end = Instant::now();
+            self.exposed_wait += end - start;
+            self.timeline.span(Lane::Waits, "experts", Some(layer), start, end);
             result?;
         }
     }
