@@ -19,6 +19,7 @@ mod random;
 mod sampling;
 mod synth;
 mod template;
+mod timeline;
 mod tokenizer;
 
 pub use detokenizer::Detokenizer;
@@ -34,6 +35,8 @@ pub use strata_kernels::peaks::Peak;
 pub use strata_kernels::{Arithmetic, Cpu};
 pub use strata_model::qwen4exp::Options as ModelOptions;
 pub use strata_store::plan::{Limit, Plan, PlanError};
+pub use strata_store::timeline::Timeline;
 pub use synth::{Routing, Synth, SynthError, SynthOptions, SynthShape, SynthStatistics};
 pub use template::{ChatOptions, ChatTemplate, TemplateError};
+pub use timeline::{Busy, LaneTotal, LayerTotal, Segment, TimelineError, Totals, Trace, TraceSpan};
 pub use tokenizer::{Tokenizer, TokenizerError};
