@@ -9,7 +9,7 @@ use strata_engine::{Cpu, Engine, EngineOptions, Memory, inspect};
 
 use crate::error::CliError;
 use crate::flags::{DecodeFlags, KernelsFlags, PrefillFlags, TimingFlags};
-use crate::{input, interrupt, note, profile, setup};
+use crate::{input, interrupt, note, profile, setup, timeline};
 
 pub(crate) fn prefill(flags: &PrefillFlags) -> Result<(), CliError> {
     model(None, flags.tokens, &flags.timing)
@@ -29,7 +29,9 @@ struct Side {
 fn model(decode_after: Option<usize>, tokens: usize, flags: &TimingFlags) -> Result<(), CliError> {
     let name = if decode_after.is_some() { "decode" } else { "prefill" };
     let context_tokens = decode_after.unwrap_or(0);
-    let sides = sides(flags)?;
+    let recorder = timeline::recorder(flags.timeline.as_deref())?;
+    let mut sides = sides(flags)?;
+    sides.iter_mut().for_each(|side| side.options.model.timeline = recorder.clone());
     let text = flags.text.as_deref().map(input::text_file).transpose()?;
     interrupt::install()?;
     let path = setup::model_path(flags.model.model.as_deref())?;
@@ -41,6 +43,9 @@ fn model(decode_after: Option<usize>, tokens: usize, flags: &TimingFlags) -> Res
             Some(after) => Workload::Decode { context: ids[..after].to_vec(), ids: ids[after..].to_vec() },
         };
         let timings = interrupt::stoppable(|stop| measure(engines, &work, flags.repeat, stop))?;
+        let context = if context_tokens > 0 { format!(" after {context_tokens}") } else { String::new() };
+        let title = format!("bench {name}, {tokens} tokens{context}");
+        timeline::write(&recorder, flags.timeline.as_deref(), &title, &setup::describe(&engines[0]))?;
         let backends = engines.iter().map(|engine| engine.model().describe_backend());
         Ok::<Vec<_>, CliError>(backends.zip(timings).collect())
     };

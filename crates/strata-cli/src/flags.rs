@@ -6,10 +6,12 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 pub(crate) use self::bench::{BenchCommand, DecodeFlags, DoctorFlags, KernelsFlags, PrefillFlags, TimingFlags};
 pub(crate) use self::plan::{PlanFlags, gib};
+pub(crate) use self::report::ReportFlags;
 pub(crate) use self::streaming::{LookaheadFlag, PleFlag, StreamingFlags};
 
 mod bench;
 mod plan;
+mod report;
 mod streaming;
 
 /// Runs Mixture-of-Experts language models that are larger than memory.
@@ -50,6 +52,8 @@ pub(crate) enum Command {
     /// Measure how fast a model or the kernels are.
     #[command(subcommand)]
     Bench(BenchCommand),
+    /// Make a page from a timeline: what the drive and the processor did when.
+    Report(ReportFlags),
     /// Show what this machine can do.
     Doctor(DoctorFlags),
     /// Print a completion script for a shell.
@@ -158,6 +162,9 @@ pub(crate) struct RunFlags {
     /// Show where the time goes, on standard error.
     #[arg(long)]
     pub(crate) profile: bool,
+    /// Write what happened when to this file, as JSON: `strata report` makes a page of it.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) timeline: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) model: ModelFlags,
     #[command(flatten)]

@@ -19,6 +19,7 @@ mod profile;
 mod run;
 mod setup;
 mod synth;
+mod timeline;
 mod tokenize;
 
 use std::process::ExitCode;
@@ -52,6 +53,7 @@ fn main() -> ExitCode {
         Command::Bench(BenchCommand::Prefill(flags)) => bench::prefill(&flags),
         Command::Bench(BenchCommand::Decode(flags)) => bench::decode(&flags),
         Command::Bench(BenchCommand::Kernels(flags)) => bench::kernels(&flags),
+        Command::Report(flags) => timeline::report(&flags),
         Command::Doctor(flags) => doctor::doctor(&flags),
         Command::Completions { shell } => completions(shell),
     };

@@ -6,13 +6,15 @@ use strata_engine::{Engine, EngineOptions, Finish, GenerateOptions, Generated};
 
 use crate::error::CliError;
 use crate::flags::RunFlags;
-use crate::{input, interrupt, note, profile, setup};
+use crate::{input, interrupt, note, profile, setup, timeline};
 
 pub(crate) fn run(flags: &RunFlags) -> Result<(), CliError> {
     let prompt = prompt(flags)?;
     interrupt::install()?;
     let path = setup::model_path(flags.model.model.as_deref())?;
-    let engine_options = EngineOptions { is_profiled: flags.profile, ..setup::engine_options(&flags.engine) };
+    let recorder = timeline::recorder(flags.timeline.as_deref())?;
+    let mut engine_options = EngineOptions { is_profiled: flags.profile, ..setup::engine_options(&flags.engine) };
+    engine_options.model.timeline = recorder.clone();
     let mut engine = setup::open_telling(&path, &engine_options)?;
     let ids = encode(&engine, flags, prompt)?;
     let options = GenerateOptions {
@@ -20,12 +22,17 @@ pub(crate) fn run(flags: &RunFlags) -> Result<(), CliError> {
         sampling: setup::sampling(&flags.sampling, engine.sampling()?),
     };
     let mut session = engine.new_session()?;
+    recorder.begin();
     let generated = stream(&mut engine, &mut session, &ids, &options)?;
+    recorder.end();
     writeln!(std::io::stdout())?;
     note::line(summary(&generated));
     if let Some(profile) = engine.take_profile() {
         note::part(profile::table(&profile));
     }
+    let Generated { prompt_tokens, tokens, .. } = &generated;
+    let title = format!("run, {prompt_tokens} tokens of prompt, {} written", tokens.len());
+    timeline::write(&recorder, flags.timeline.as_deref(), &title, &setup::describe(&engine))?;
     match generated.finish {
         Finish::Stopped => Err(CliError::Interrupted),
         _ => Ok(()),

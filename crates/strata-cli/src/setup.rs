@@ -209,6 +209,12 @@ fn plan_line(plan: &Plan) -> String {
     )
 }
 
+/// The model's file and what computes, for people.
+pub(crate) fn describe(engine: &Engine) -> String {
+    let name = engine.path().file_name().unwrap_or_default().display();
+    format!("{name} on {}", engine.model().describe_backend())
+}
+
 /// What the user gave, over what the model's makers recommend.
 pub(crate) fn sampling(flags: &SamplingFlags, recommended: SamplerParams) -> SamplerParams {
     SamplerParams {

@@ -19,6 +19,7 @@ mod random;
 mod sampling;
 mod synth;
 mod template;
+mod timeline;
 mod tokenizer;
 mod usage;
 
@@ -36,7 +37,9 @@ pub use strata_kernels::{Arithmetic, Cpu};
 pub use strata_model::qwen4exp::{Options as ModelOptions, RowsWhen, Streaming};
 pub use strata_store::plan::{Limit, Plan, PlanError};
 pub use strata_store::reads::ReaderKind;
+pub use strata_store::timeline::Timeline;
 pub use strata_store::{Lookahead, StreamingOptions};
 pub use synth::{Routing, Synth, SynthError, SynthOptions, SynthShape, SynthStatistics};
 pub use template::{ChatOptions, ChatTemplate, TemplateError};
+pub use timeline::{Busy, LaneTotal, LayerTotal, Segment, TimelineError, Totals, Trace, TraceSpan};
 pub use tokenizer::{Tokenizer, TokenizerError};

@@ -22,6 +22,7 @@
 //! assert_eq!(timeline.take().spans.len(), 2);
 //! ```
 
+use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -42,6 +43,19 @@ pub enum Lane {
     Head,
     /// Computation waits for what is not in memory yet; the span's name says for what.
     Waits,
+}
+
+impl fmt::Display for Lane {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Read(reader) => return write!(f, "read {reader}"),
+            Self::NgramRows => "n-gram rows",
+            Self::Mixer => "mixer",
+            Self::Experts => "experts",
+            Self::Head => "head",
+            Self::Waits => "waits",
+        })
+    }
 }
 
 /// A piece of a run's time, in nanoseconds from its beginning.

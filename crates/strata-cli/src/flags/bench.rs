@@ -52,6 +52,9 @@ pub(crate) struct TimingFlags {
     /// Show where the time goes, on standard error.
     #[arg(long)]
     pub(crate) profile: bool,
+    /// Write what happened when in the last run to this file, as JSON: `strata report` makes a page of it.
+    #[arg(long, value_name = "FILE", conflicts_with = "compare")]
+    pub(crate) timeline: Option<PathBuf>,
     /// Print one JSON object a line, in bytes and seconds.
     #[arg(long)]
     pub(crate) json: bool,

@@ -247,7 +247,7 @@ impl Model {
         ple_rows: &[u64],
         observer: &mut dyn Observer,
     ) -> Result<(), ModelError> {
-        let Self { options, config, backend, store, layers, ple, pass, buffers, .. } = self;
+        let Self { options, config, backend, store, layers, ple, pass, buffers, fixed_routes, .. } = self;
         let (backend, store, pass) = (backend.as_mut(), store.as_mut(), *pass);
         let layer = &layers[index];
         let next_router = layers.get(index + 1).map(|next| next.moe.router);
@@ -295,6 +295,10 @@ impl Model {
             backend.read_streams(pass, strip.clone(), &layer.moe.read);
             let ticket = backend.route(pass, strip.clone(), layer.moe.router);
             backend.take_routes(ticket, &mut buffers.strip_routes)?;
+            if let Some(fixed) = fixed_routes {
+                let ids = &fixed.layers[fixed.at][strip.start * top_k..strip.end * top_k];
+                buffers.strip_routes.ids.copy_from_slice(ids);
+            }
             buffers.routes.ids.extend_from_slice(&buffers.strip_routes.ids);
             buffers.routes.weights.extend_from_slice(&buffers.strip_routes.weights);
             store.demand(index as u32, buffers.demand.count(&buffers.strip_routes.ids, config.moe.experts))?;
@@ -304,6 +308,9 @@ impl Model {
                 backend.take_routes(ticket, &mut buffers.forecast)?;
                 store.forecast(index as u32 + 1, buffers.demand.count(&buffers.forecast.ids, config.moe.experts));
             }
+        }
+        if let Some(fixed) = fixed_routes {
+            fixed.at += 1;
         }
         store.close(index as u32);
         experts(backend, store, pass, index as u32, layer, top_k, buffers)?;

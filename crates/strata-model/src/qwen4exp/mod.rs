@@ -20,10 +20,10 @@ use std::sync::Arc;
 use strata_backend::{Backend, BackendError, GdnForm, HyperRead, Mixer, PassId, PassShape, StateId, StatePart};
 use strata_gguf::Gguf;
 use strata_store::reads::{self, Port, ReadQueue, ReaderKind};
+use strata_store::timeline::Timeline;
 use strata_store::{
     Area, ExpertStore, LayerRecords, Lookahead, Records, RowCounts, StoreError, StreamingOptions, StreamingStore, Usage,
 };
-use strata_store::timeline::Timeline;
 
 pub use config::{AttentionConfig, Config, GdnConfig, MixerKind, MoeConfig, PleConfig};
 pub use flops::Flops;
@@ -116,6 +116,15 @@ pub struct Model {
     ple: Option<PleModule>,
     pass: PassId,
     buffers: forward::Buffers,
+    fixed_routes: Option<FixedRoutes>,
+}
+
+/// The experts that each row is sent to, whatever the router says: for measuring.
+struct FixedRoutes {
+    /// For each layer of each pass in turn, `[rows][top_k]`.
+    layers: Vec<Vec<u32>>,
+    /// The one at hand.
+    at: usize,
 }
 
 struct Layer {
@@ -196,6 +205,20 @@ impl Model {
         self.store.as_streaming()
     }
 
+    /// Computes from now on with any valid records and rows that are in memory, reading nothing, and sends rows to the
+    /// experts of `routes`: for each layer of each pass in turn, `[rows][top_k]`. Results mean nothing then, but the time
+    /// is that of computation alone. `None` ends it. `false`: not all kinds of records are in memory.
+    pub fn set_fake_stream(&mut self, routes: Option<Vec<Vec<u32>>>) -> bool {
+        let is_fake = routes.is_some();
+        self.fixed_routes = None;
+        if let Some(module) = &mut self.ple {
+            module.table.is_fake = is_fake;
+        }
+        let has_all = self.store.as_streaming().is_some_and(|store| store.set_fake(is_fake));
+        self.fixed_routes = routes.filter(|_| has_all).map(|layers| FixedRoutes { layers, at: 0 });
+        has_all
+    }
+
     /// Reads of the n-gram table so far.
     pub fn row_counts(&self) -> RowCounts {
         self.ple.as_ref().map(|ple| ple.table.counts()).unwrap_or_default()
@@ -234,7 +257,20 @@ impl Model {
         })?;
         let buffers = forward::Buffers::default();
         let most_pass_tokens = options.pass_tokens;
-        Ok(Self { config, options, context_tokens, most_pass_tokens, backend, store, head, layers, ple, pass, buffers })
+        Ok(Self {
+            config,
+            options,
+            context_tokens,
+            most_pass_tokens,
+            backend,
+            store,
+            head,
+            layers,
+            ple,
+            pass,
+            buffers,
+            fixed_routes: None,
+        })
     }
 
     /// The model's numbers, and warnings about its file.

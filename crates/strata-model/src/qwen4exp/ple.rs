@@ -2,8 +2,8 @@
 //! the drive.
 
 use strata_backend::{Ple, StateShape};
-use strata_store::{RowCounts, RowTable, StoreError, TablePlace};
 use strata_store::timeline::Timeline;
+use strata_store::{RowCounts, RowTable, StoreError, TablePlace};
 
 use super::config::{Config, PleConfig};
 use super::weights::{Loader, tensor};
@@ -27,71 +27,89 @@ pub(super) struct PleModule {
     pub(super) table: NgramRows,
 }
 
-/// The rows of passes, from a table that is in memory or on the drive.
-pub(super) enum NgramRows {
+/// The rows of passes.
+pub(super) struct NgramRows {
+    source: Source,
+    /// Rows of the strip at hand, where the source does not keep them.
+    strip: Vec<u8>,
+    /// Hands out zeros instead of rows, reading nothing: for measuring computation alone.
+    pub(super) is_fake: bool,
+}
+
+/// Where rows come from.
+enum Source {
     /// The whole table is in memory.
-    Memory { place: TablePlace, table: Vec<u8>, strip: Vec<u8> },
+    Memory { place: TablePlace, table: Vec<u8> },
     /// Rows are read.
     Drive(RowTable),
 }
 
 impl NgramRows {
-    /// Begins to gather the rows `ids` for one more pass, in strips of `strip_ids`.
-    pub(super) fn begin(&mut self, ids: &[u64], strip_ids: usize) -> Result<(), StoreError> {
-        match self {
-            Self::Memory { .. } => Ok(()),
-            Self::Drive(table) => table.begin(ids, strip_ids),
+    fn new(source: Source) -> Self {
+        Self { source, strip: Vec::new(), is_fake: false }
+    }
+
+    /// The table that is read from, unless nothing is.
+    fn drive(&mut self) -> Option<&mut RowTable> {
+        match &mut self.source {
+            Source::Drive(table) if !self.is_fake => Some(table),
+            _ => None,
         }
     }
 
+    /// Begins to gather the rows `ids` for one more pass, in strips of `strip_ids`.
+    pub(super) fn begin(&mut self, ids: &[u64], strip_ids: usize) -> Result<(), StoreError> {
+        self.drive().map_or(Ok(()), |table| table.begin(ids, strip_ids))
+    }
+
     /// Passes that were begun and are not finished.
-    pub(super) fn begun(&self) -> usize {
-        match self {
-            Self::Memory { .. } => 0,
-            Self::Drive(table) => table.gathers(),
-        }
+    pub(super) fn begun(&mut self) -> usize {
+        self.drive().map_or(0, |table| table.gathers())
     }
 
     /// The rows of a strip, whose `ids` they are.
     pub(super) fn strip(&mut self, strip: usize, ids: &[u64]) -> Result<&[u8], StoreError> {
-        match self {
-            Self::Drive(table) => table.strip(strip),
-            Self::Memory { place, table, strip } => {
-                strip.clear();
+        match &mut self.source {
+            Source::Drive(table) => {
+                if !self.is_fake {
+                    return table.strip(strip);
+                }
+                self.strip.resize(ids.len() * table.place().row_bytes, 0);
+                Ok(&self.strip)
+            }
+            Source::Memory { place, table } => {
+                self.strip.clear();
                 for &row in ids {
                     let bytes = table.chunks_exact(place.row_bytes).nth(row as usize);
-                    strip.extend_from_slice(bytes.ok_or(StoreError::NoSuchRow { row, rows: place.rows })?);
+                    self.strip.extend_from_slice(bytes.ok_or(StoreError::NoSuchRow { row, rows: place.rows })?);
                 }
-                Ok(strip)
+                Ok(&self.strip)
             }
         }
     }
 
     pub(super) fn poll(&mut self) -> Result<(), StoreError> {
-        match self {
-            Self::Memory { .. } => Ok(()),
-            Self::Drive(table) => table.poll(),
-        }
+        self.drive().map_or(Ok(()), RowTable::poll)
     }
 
     /// The pass needs its rows no more.
     pub(super) fn finish(&mut self) {
-        if let Self::Drive(table) = self {
+        if let Some(table) = self.drive() {
             table.finish();
         }
     }
 
     /// No pass needs its rows any more.
     pub(super) fn abandon(&mut self) {
-        if let Self::Drive(table) = self {
+        if let Some(table) = self.drive() {
             table.abandon();
         }
     }
 
     pub(super) fn counts(&self) -> RowCounts {
-        match self {
-            Self::Memory { .. } => RowCounts::default(),
-            Self::Drive(table) => table.counts(),
+        match &self.source {
+            Source::Memory { .. } => RowCounts::default(),
+            Source::Drive(table) => table.counts(),
         }
     }
 }
@@ -139,14 +157,14 @@ pub(super) fn load(
     };
     let place = TablePlace { file: table.file, offset: table.offset, row_bytes: table.row_bytes() as usize, rows };
     let table = if table.len_bytes <= streaming.small_table_bytes.unwrap_or(Streaming::SMALL_TABLE_BYTES) {
-        NgramRows::Memory { place, table: loader.gguf.read(&table)?, strip: Vec::new() }
+        Source::Memory { place, table: loader.gguf.read(&table)? }
     } else {
         let queue = super::queue(loader.gguf, &[], RowTable::READS, open)?;
         let room_bytes = RowTable::READS * (place.row_bytes + 2 * strata_store::PAGE_BYTES);
         let table = RowTable::new(place, queue).ok_or_else(|| super::no_memory("n-gram rows", room_bytes))?;
-        NgramRows::Drive(table.recorded(timeline.clone()))
+        Source::Drive(table.recorded(timeline.clone()))
     };
-    Ok(PleModule { config: ple.clone(), weights, table })
+    Ok(PleModule { config: ple.clone(), weights, table: NgramRows::new(table) })
 }
 
 pub(super) fn state_shape(config: &Config, ple: &PleConfig) -> StateShape {
