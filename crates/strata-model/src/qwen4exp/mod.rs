@@ -288,6 +288,11 @@ impl Model {
         self.context_tokens
     }
 
+    /// Tokens of a prompt that go through the layers together.
+    pub fn pass_tokens(&self) -> usize {
+        self.options.pass_tokens
+    }
+
     /// Whether observers can look at everything ([`Options::keep_details`]).
     pub fn keeps_details(&self) -> bool {
         self.options.keep_details
