@@ -59,6 +59,28 @@ impl Area {
         Ok(())
     }
 
+    /// Gives the memory of some of its pages back to the system. What they hold afterwards is not known; written to, they
+    /// take memory again.
+    ///
+    /// # Safety
+    /// Nobody looks at them or writes to them.
+    ///
+    /// # Panics
+    /// When they are not whole pages inside.
+    pub(crate) unsafe fn discard(&self, range: Range<usize>) {
+        assert!(range.start <= range.end && range.end <= self.len_bytes(), "{range:?} of {} bytes", self.len_bytes());
+        assert!(range.start.is_multiple_of(PAGE_BYTES) && range.end.is_multiple_of(PAGE_BYTES), "{range:?}: whole pages");
+        let advice = if cfg!(target_os = "linux") { libc::MADV_DONTNEED } else { libc::MADV_FREE };
+        let start = self.start().wrapping_add(range.start).cast();
+        // SAFETY: pages of the area's own memory, which nobody uses. Where the system refuses, they stay as they are.
+        unsafe {
+            if self.is_locked.load(Ordering::Relaxed) {
+                libc::munlock(start, range.len());
+            }
+            libc::madvise(start, range.len(), advice);
+        }
+    }
+
     /// Some of its bytes.
     ///
     /// # Safety

@@ -172,12 +172,17 @@ impl StreamingStore {
 
     /// Whether every expert has a slot.
     pub fn holds_all(&self) -> bool {
-        self.arena.slots() as u64 >= self.records.experts()
+        self.slots() as u64 >= self.records.experts()
     }
 
     /// Slots of the arena.
     pub fn slots(&self) -> usize {
-        self.arena.slots()
+        self.scheduler.slots() as usize
+    }
+
+    /// Experts that are in memory.
+    pub fn resident(&self) -> usize {
+        self.scheduler.resident().count()
     }
 
     /// How it reads, for people.
@@ -222,8 +227,11 @@ impl StreamingStore {
         let before = self.counts().read[Class::HotSet].bytes;
         loop {
             self.pump();
-            if let Some(error) = self.refused.take().or_else(|| self.failures.pop().map(|(_, error)| error)) {
+            if let Some(error) = self.refused.take() {
                 return Err(error);
+            }
+            if let Some((expert, _)) = self.failures.last() {
+                return Err(self.failure(*expert));
             }
             let loaded = self.counts().read[Class::HotSet].bytes - before;
             if !progress(loaded, total) || self.queue.under_way() == 0 {
@@ -239,11 +247,47 @@ impl StreamingStore {
     /// # Errors
     /// When reads under way do not end.
     pub fn start_over(&mut self) -> Result<(), StoreError> {
+        self.settle()?;
+        self.profile = self.usage.clone();
+        self.scheduler = scheduler(&self.records, self.slots(), self.options, &self.profile)?;
+        self.arena.renumber();
+        Ok(())
+    }
+
+    /// From now on the arena has only so many slots; with as many as there are, or more, nothing changes. The coldest
+    /// experts give way. The memory of the other slots goes back to the system page by page (elsewhere than on Linux, when
+    /// the system needs it); what is left is not registered for direct reads any more, since registered memory cannot be
+    /// given back.
+    ///
+    /// # Errors
+    /// When there would be fewer slots than [`Limits::least_slots`], or reads under way do not end. Nothing has changed then.
+    ///
+    /// # Panics
+    /// When a pass is under way.
+    pub fn shrink(&mut self, slots: usize) -> Result<(), StoreError> {
+        if slots >= self.slots() {
+            return Ok(());
+        }
+        self.settle()?;
+        self.scheduler.shrink(slots as u32)?;
+        self.fake = None;
+        self.queue.forget_memory();
+        self.retire();
+        Ok(())
+    }
+
+    /// Gives back the memory of slots that the scheduler has given up.
+    fn retire(&mut self) {
+        while let Some(slot) = self.scheduler.next_retired() {
+            self.arena.retire(slot);
+        }
+    }
+
+    /// Waits until no read is under way.
+    fn settle(&mut self) -> Result<(), StoreError> {
         while self.queue.under_way() > 0 {
             self.wait()?;
         }
-        self.profile = self.usage.clone();
-        self.scheduler = scheduler(&self.records, self.arena.slots(), self.options, &self.profile)?;
         Ok(())
     }
 
@@ -360,6 +404,8 @@ impl ExpertStore for StreamingStore {
         }
         self.pass += 1;
         self.failures.clear();
+        // What was refused for an earlier pass may be granted now.
+        self.refused = None;
         self.scheduler.begin_pass(kind);
         match (self.options.lookahead, kind) {
             // One token uses too few experts for a profile to be of use.
@@ -451,6 +497,7 @@ impl ExpertStore for StreamingStore {
     fn release(&mut self, slot: Slot) {
         if self.fake.is_none() {
             self.scheduler.release(slot.slot);
+            self.retire();
         }
     }
 
