@@ -14,6 +14,7 @@ mod record;
 mod resident;
 mod rows;
 pub mod scheduler;
+pub mod sim;
 
 pub use area::Area;
 pub use error::StoreError;
