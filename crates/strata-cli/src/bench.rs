@@ -110,7 +110,8 @@ fn sides(flags: &TimingFlags) -> Result<Vec<Side>, CliError> {
     values.split(',').map(side).collect()
 }
 
-fn ids(engine: &Engine, text: Option<&str>, count: usize) -> Result<Vec<u32>, CliError> {
+/// The first ids of a text; without one, of those that a synthetic file names, or of the shipped text.
+pub(crate) fn ids(engine: &Engine, text: Option<&str>, count: usize) -> Result<Vec<u32>, CliError> {
     if text.is_some() || engine.named_ids().is_some() {
         return Ok(engine.ids_to_measure(text, count)?);
     }

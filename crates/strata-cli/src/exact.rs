@@ -50,7 +50,7 @@ pub(crate) fn parity(flags: &ParityFlags) -> Result<(), CliError> {
 }
 
 /// Whether a file can be written there, as far as can be seen: told before the run, not after it.
-fn check_output(path: &Path) -> Result<(), CliError> {
+pub(crate) fn check_output(path: &Path) -> Result<(), CliError> {
     let dir = match path.parent() {
         Some(dir) if dir != Path::new("") => dir,
         _ => Path::new("."),

@@ -20,6 +20,7 @@ mod sampling;
 mod synth;
 mod template;
 mod tokenizer;
+pub mod trace;
 
 pub use detokenizer::Detokenizer;
 pub use engine::{Engine, EngineError, EngineOptions};
@@ -34,6 +35,7 @@ pub use strata_kernels::peaks::Peak;
 pub use strata_kernels::{Arithmetic, Cpu};
 pub use strata_model::qwen4exp::Options as ModelOptions;
 pub use strata_store::plan::{Limit, Plan, PlanError};
+pub use strata_store::sim;
 pub use synth::{Routing, Synth, SynthError, SynthOptions, SynthShape, SynthStatistics};
 pub use template::{ChatOptions, ChatTemplate, TemplateError};
 pub use tokenizer::{Tokenizer, TokenizerError};
