@@ -77,8 +77,16 @@ fn passes(is_json: bool, out: &mut impl Write) -> Result<(), CliError> {
     if !is_json {
         writeln!(
             out,
-            "\nits machine, {TOKENS} tokens\n\n{:<8}{:>6}{:>9}{:>9}{:>8}{:>15}{:>17}",
-            "policy", "pass", "sim s", "tok/s", "ratio", "drive floor s", "compute floor s"
+            "\nits machine, {TOKENS} tokens\n\n{:<8}{:>6}{:>9}{:>9}{:>8}{:>15}{:>17}{:>16}{:>15}",
+            "policy",
+            "pass",
+            "sim s",
+            "tok/s",
+            "ratio",
+            "drive floor s",
+            "compute floor s",
+            "expert wait s",
+            "n-gram wait s"
         )?;
     }
     let hot = reference::any_experts(0, reference::LAYERS, reference::EXPERTS);
@@ -96,12 +104,14 @@ fn passes(is_json: bool, out: &mut impl Write) -> Result<(), CliError> {
             }
             writeln!(
                 out,
-                "{policy:<8}{pass:>6}{:>9.3}{:>9.1}{:>8.3}{:>15.3}{:>17.3}",
+                "{policy:<8}{pass:>6}{:>9.3}{:>9.1}{:>8.3}{:>15.3}{:>17.3}{:>16.3}{:>15.3}",
                 seconds(report.wall_ns),
                 report.tokens as f64 / seconds(report.wall_ns),
                 report.ratio(),
                 seconds(report.drive_floor_ns),
-                seconds(report.compute_floor_ns)
+                seconds(report.compute_floor_ns),
+                seconds(report.expert_wait_ns),
+                seconds(report.ple_wait_ns)
             )?;
         }
     }

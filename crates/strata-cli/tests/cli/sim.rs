@@ -35,43 +35,10 @@ fn without_flags_the_reference_is_shown() {
 /// Two layers of four experts that are all used, one GiB a second, no latency: by hand.
 #[test]
 fn a_run_follows_its_flags() {
-    let record = (1u64 << 20).to_string();
-    let flags = [
-        "--layers",
-        "2",
-        "--experts",
-        "4",
-        "--top-k",
-        "4",
-        "--tokens",
-        "8",
-        "--record-bytes",
-        &record,
-        "--drive-gb-s",
-        "1",
-        "--latency-us",
-        "0",
-        "--depth",
-        "1",
-        "--arena-share",
-        "1",
-        "--hot-share",
-        "0",
-        "--mixer-ms",
-        "128",
-        "--layer-ms",
-        "2",
-        "--expert-us",
-        "100",
-        "--expert-row-us",
-        "50",
-        "--prompt-ms",
-        "7",
-        "--ple-ms",
-        "0",
-        "--lookahead",
-        "off",
-    ];
+    let flags = "--layers 2 --experts 4 --top-k 4 --tokens 8 --record-bytes 1048576 --drive-gb-s 1 --latency-us 0 --depth 1 \
+        --arena-share 1 --hot-share 0 --mixer-ms 128 --layer-ms 2 --expert-us 100 --expert-row-us 50 --prompt-ms 7 \
+        --ple-ms 0 --lookahead off";
+    let flags: Vec<_> = flags.split_whitespace().collect();
     strata(&[&["sim"], &flags[..]].concat())
         .fails(1, &["the arena has 8 slots; at least 9 are needed", "--arena-share"]);
     // More layers give the arena the room that one read at a time takes.
@@ -87,8 +54,9 @@ fn a_run_follows_its_flags() {
     assert_eq!(number(&report, "lookups_missed"), 12.0);
     assert_eq!(number(&report, "read_bytes"), 12.0 * f64::from(1 << 20));
     assert!((number(&report, "drive_floor_s") - 12.0 * read_ms / 1e3).abs() < 1e-6);
-    let resident = run(&[&flags[..], &["--hot-share", "1"]].concat());
-    assert!(resident["lookups_resident"].as_u64().unwrap() > 0, "{resident}");
+
+    // Eternities are no failure.
+    run(&["--mixer-ms", "1e6", "--drive-gb-s", "1e-6", "--record-bytes", "1099511627776", "--latency-us", "1e6"]);
 
     let shown = strata(&[&["sim"], &flags[..]].concat()).ok();
     assert!(shown.contains("prompt         8 tokens in 1 pass\n") && shown.contains("100.0 % missed"), "{shown}");
@@ -96,12 +64,15 @@ fn a_run_follows_its_flags() {
 
 #[test]
 fn lookahead_pays_and_longer_passes_read_less() {
-    let base = ["--tokens", "2048", "--layers", "8", "--seed", "3"];
+    // Of few layers, the hot set must leave room for two.
+    let base = ["--tokens", "2048", "--layers", "8", "--arena-share", "0.4", "--hot-share", "0.3", "--seed", "3"];
     let off = run(&[&base[..], &["--lookahead", "off"]].concat());
     let profile = run(&[&base[..], &["--lookahead", "profile", "--ahead-cap", "256"]].concat());
     let router = run(&base);
-    assert!(number(&off, "wall_s") > number(&profile, "wall_s"), "{off} {profile}");
-    assert!(number(&profile, "wall_s") > number(&router, "wall_s"), "{profile} {router}");
+    for report in [&profile, &router] {
+        assert!(number(&off, "wall_s") > number(report, "wall_s"), "{off} {report}");
+        assert!(number(&off, "lookups_missed") > number(report, "lookups_missed"), "{off} {report}");
+    }
     assert_eq!(number(&off, "passes"), 2.0);
     let long = run(&[&base[..], &["--pass", "2048"]].concat());
     assert!(number(&long, "read_bytes") < 0.7 * number(&router, "read_bytes"), "{long} {router}");

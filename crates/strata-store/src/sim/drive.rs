@@ -28,7 +28,8 @@ impl VirtualDrive {
         let rest = 1.0 - self.drive.ple_share;
         let shared_ns = (self.rows_until_ns - begin_ns).clamp(0.0, transfer_ns / rest);
         self.free_ns = begin_ns + transfer_ns + shared_ns * (1.0 - rest);
-        self.in_flight.push_back((self.free_ns.ceil() as u64 + self.drive.latency_ns, read));
+        let arrival_ns = (self.free_ns.ceil() as u64).saturating_add(self.drive.latency_ns);
+        self.in_flight.push_back((arrival_ns, read));
     }
 
     /// Starts the reads of table rows for so many tokens; gives the time when they are done.

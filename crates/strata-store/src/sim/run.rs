@@ -228,8 +228,8 @@ impl Run<'_> {
     /// Computes for some time.
     fn work(&mut self, ns: f64) {
         let ns = ns.round() as u64;
-        self.compute_ns += ns;
-        self.pass_time(self.now_ns + ns);
+        self.compute_ns = self.compute_ns.saturating_add(ns);
+        self.pass_time(self.now_ns.saturating_add(ns));
     }
 
     /// Waits for the next record; `false` when none is under way.
