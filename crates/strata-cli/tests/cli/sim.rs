@@ -32,17 +32,16 @@ fn without_flags_the_reference_is_shown() {
     assert!(table.contains(&format!("{:.3}", number(&lines[1], "wall_s"))), "{table}");
 }
 
-/// Two layers of four experts that are all used, one GiB a second, no latency: by hand.
+/// Three layers of four experts that are all used, one GiB a second, no latency: by hand.
 #[test]
 fn a_run_follows_its_flags() {
-    let flags = "--layers 2 --experts 4 --top-k 4 --tokens 8 --record-bytes 1048576 --drive-gb-s 1 --latency-us 0 --depth 1 \
-        --arena-share 1 --hot-share 0 --mixer-ms 128 --layer-ms 2 --expert-us 100 --expert-row-us 50 --prompt-ms 7 \
+    let flags = "--arena-share 0.5 --layers 3 --experts 4 --top-k 4 --tokens 8 --record-bytes 1048576 --drive-gb-s 1 --latency-us 0 --depth 1 \
+        --hot-share 0 --mixer-ms 128 --layer-ms 2 --expert-us 100 --expert-row-us 50 --prompt-ms 7 \
         --ple-ms 0 --lookahead off";
     let flags: Vec<_> = flags.split_whitespace().collect();
     strata(&[&["sim"], &flags[..]].concat())
-        .fails(1, &["the arena has 8 slots; at least 9 are needed", "--arena-share"]);
-    // More layers give the arena the room that one read at a time takes.
-    let flags = [&["--layers", "3"], &flags[2..]].concat();
+        .fails(1, &["the arena has 6 slots; at least 9 are needed", "--arena-share"]);
+    let flags = [&["--arena-share", "1"], &flags[2..]].concat();
     let report = run(&flags);
     let (mixer_ms, read_ms, expert_ms) = (128.0 * 8.0 / 1024.0 + 2.0, 1000.0 / 1024.0, 0.1 + 8.0 * 0.05);
     // An expert is computed while the next is read.
