@@ -7,7 +7,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 pub(crate) use self::bench::{BenchCommand, DecodeFlags, DoctorFlags, KernelsFlags, PrefillFlags, TimingFlags};
 pub(crate) use self::plan::PlanFlags;
 pub(crate) use self::sim::{
-    HotFlag, LookaheadFlag, SimFlags, SimMachineFlags, SimPolicyFlags, SimTextFlags, TraceCommand, TraceRecordFlags,
+    AheadFlag, HotFlag, SimFlags, SimMachineFlags, SimPolicyFlags, SimTextFlags, TraceCommand, TraceRecordFlags,
 };
 
 mod bench;

@@ -130,7 +130,7 @@ pub(crate) struct SimPolicyFlags {
     pub(crate) pass: Option<u32>,
     /// Where read-ahead comes from [default: router].
     #[arg(long, value_enum)]
-    pub(crate) lookahead: Option<LookaheadFlag>,
+    pub(crate) lookahead: Option<AheadFlag>,
     /// Most experts of a layer that a profile has read ahead [default: all].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) ahead_cap: Option<u32>,
@@ -152,7 +152,7 @@ pub(crate) struct SimPolicyFlags {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum LookaheadFlag {
+pub(crate) enum AheadFlag {
     /// Nowhere: nothing is read ahead.
     Off,
     /// A static ranking.
