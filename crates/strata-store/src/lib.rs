@@ -16,6 +16,7 @@ pub mod reads;
 mod record;
 mod rows;
 pub mod scheduler;
+pub mod sim;
 mod streaming;
 pub mod timeline;
 

@@ -8,6 +8,7 @@ mod inspect;
 mod interrupt;
 mod plan;
 mod run;
+mod sim;
 mod synth;
 mod tokenize;
 mod usage;
