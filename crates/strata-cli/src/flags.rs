@@ -6,9 +6,11 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 pub(crate) use self::bench::{BenchCommand, DecodeFlags, DoctorFlags, KernelsFlags, PrefillFlags, TimingFlags};
 pub(crate) use self::plan::PlanFlags;
+pub(crate) use self::probe::ProbeFlags;
 
 mod bench;
 mod plan;
+mod probe;
 
 /// Runs Mixture-of-Experts language models that are larger than memory.
 ///
@@ -30,6 +32,8 @@ pub(crate) enum Command {
     Inspect(InspectFlags),
     /// Show how memory would be divided, and what prompts may expect of the drive.
     Plan(PlanFlags),
+    /// Measure how fast a drive reads.
+    Probe(ProbeFlags),
     /// Show the tokens of a text.
     Tokenize(TokenizeFlags),
     /// Write the logits of every position of a text.

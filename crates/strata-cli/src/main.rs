@@ -15,6 +15,7 @@ mod inspect;
 mod interrupt;
 mod note;
 mod plan;
+mod probe;
 mod profile;
 mod run;
 mod setup;
@@ -42,6 +43,7 @@ fn main() -> ExitCode {
         Command::Chat(flags) => chat::chat(&flags),
         Command::Inspect(flags) => inspect::inspect(&flags),
         Command::Plan(flags) => plan::plan(&flags),
+        Command::Probe(flags) => probe::probe(&flags),
         Command::Tokenize(flags) => tokenize::tokenize(&flags),
         Command::Logits(flags) => exact::logits(&flags),
         Command::Dump(flags) => exact::dump(&flags),

@@ -34,6 +34,8 @@ pub use strata_kernels::peaks::Peak;
 pub use strata_kernels::{Arithmetic, Cpu};
 pub use strata_model::qwen4exp::Options as ModelOptions;
 pub use strata_store::plan::{Limit, Plan, PlanError};
+pub use strata_store::reads::ReaderKind;
+pub use strata_store::system::{IoPriority, io_priority};
 pub use synth::{Routing, Synth, SynthError, SynthOptions, SynthShape, SynthStatistics};
 pub use template::{ChatOptions, ChatTemplate, TemplateError};
 pub use tokenizer::{Tokenizer, TokenizerError};

@@ -18,6 +18,7 @@ mod record;
 mod resident;
 mod rows;
 pub mod scheduler;
+pub mod system;
 
 pub use area::{Area, PAGE_BYTES};
 pub use error::StoreError;

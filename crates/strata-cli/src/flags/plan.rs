@@ -32,7 +32,7 @@ pub(crate) struct PlanFlags {
 }
 
 /// Reads GiB, with decimals, as bytes.
-fn gib(text: &str) -> Result<u64, String> {
+pub(super) fn gib(text: &str) -> Result<u64, String> {
     let bytes = text.parse::<f64>().map(|gib| gib * (1u64 << 30) as f64);
     match bytes {
         Ok(bytes) if bytes >= 1.0 && bytes < (1u64 << 62) as f64 => Ok(bytes as u64),
