@@ -15,6 +15,7 @@ mod inspect;
 mod interrupt;
 mod note;
 mod plan;
+mod probe;
 mod profile;
 mod run;
 mod setup;
@@ -47,6 +48,7 @@ fn main() -> ExitCode {
         Command::Plan(flags) => plan::plan(&flags),
         Command::Sim(flags) => sim::sim(&flags),
         Command::Trace(TraceCommand::Record(flags)) => trace::record(&flags),
+        Command::Probe(flags) => probe::probe(&flags),
         Command::Tokenize(flags) => tokenize::tokenize(&flags),
         Command::Logits(flags) => exact::logits(&flags),
         Command::Dump(flags) => exact::dump(&flags),

@@ -39,6 +39,7 @@ pub use strata_model::qwen4exp::{Options as ModelOptions, RowsWhen, Streaming};
 pub use strata_store::plan::{Limit, Plan, PlanError};
 pub use strata_store::reads::ReaderKind;
 pub use strata_store::sim;
+pub use strata_store::system::{IoPriority, io_priority};
 pub use strata_store::timeline::Timeline;
 pub use strata_store::{Lookahead, StreamingOptions};
 pub use synth::{Routing, Synth, SynthError, SynthOptions, SynthShape, SynthStatistics};

@@ -18,6 +18,7 @@ mod rows;
 pub mod scheduler;
 pub mod sim;
 mod streaming;
+pub mod system;
 pub mod timeline;
 
 pub use area::{Area, PAGE_BYTES};

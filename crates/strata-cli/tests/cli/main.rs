@@ -7,6 +7,7 @@ mod exact;
 mod inspect;
 mod interrupt;
 mod plan;
+mod probe;
 mod run;
 mod sim;
 mod synth;
