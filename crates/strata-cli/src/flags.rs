@@ -6,12 +6,18 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 pub(crate) use self::bench::{BenchCommand, DecodeFlags, DoctorFlags, KernelsFlags, PrefillFlags, TimingFlags};
 pub(crate) use self::plan::{PlanFlags, gib};
+pub(crate) use self::probe::ProbeFlags;
 pub(crate) use self::report::ReportFlags;
+pub(crate) use self::sim::{
+    AheadFlag, HotFlag, SimFlags, SimMachineFlags, SimPolicyFlags, SimTextFlags, TraceCommand, TraceRecordFlags,
+};
 pub(crate) use self::streaming::{LookaheadFlag, PleFlag, StreamingFlags};
 
 mod bench;
 mod plan;
+mod probe;
 mod report;
+mod sim;
 mod streaming;
 
 /// Runs Mixture-of-Experts language models that are larger than memory.
@@ -34,6 +40,13 @@ pub(crate) enum Command {
     Inspect(InspectFlags),
     /// Show how memory would be divided, and what prompts may expect of the drive.
     Plan(PlanFlags),
+    /// Measure how fast a drive reads.
+    Probe(ProbeFlags),
+    /// Simulate prompts that stream experts from a drive; without flags, the reference that was measured.
+    Sim(SimFlags),
+    /// Record what the simulator can replay.
+    #[command(subcommand)]
+    Trace(TraceCommand),
     /// Show the tokens of a text.
     Tokenize(TokenizeFlags),
     /// Write the logits of every position of a text.

@@ -21,6 +21,7 @@ mod synth;
 mod template;
 mod timeline;
 mod tokenizer;
+pub mod trace;
 mod usage;
 
 pub use detokenizer::Detokenizer;
@@ -37,6 +38,8 @@ pub use strata_kernels::{Arithmetic, Cpu};
 pub use strata_model::qwen4exp::{Options as ModelOptions, RowsWhen, Streaming};
 pub use strata_store::plan::{Limit, Plan, PlanError};
 pub use strata_store::reads::ReaderKind;
+pub use strata_store::sim;
+pub use strata_store::system::{IoPriority, io_priority};
 pub use strata_store::timeline::Timeline;
 pub use strata_store::{Lookahead, StreamingOptions};
 pub use synth::{Routing, Synth, SynthError, SynthOptions, SynthShape, SynthStatistics};

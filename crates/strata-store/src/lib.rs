@@ -16,7 +16,9 @@ pub mod reads;
 mod record;
 mod rows;
 pub mod scheduler;
+pub mod sim;
 mod streaming;
+pub mod system;
 pub mod timeline;
 
 pub use area::{Area, PAGE_BYTES};

@@ -62,7 +62,7 @@ fn sides(flags: &TimingFlags) -> Result<Vec<Side>, CliError> {
 
 /// `count` ids to measure with: of the text that the user gave, of those that a synthetic file names, or of the shipped
 /// text.
-fn ids(engine: &Engine, text: Option<&str>, count: usize) -> Result<Vec<u32>, CliError> {
+pub(crate) fn ids(engine: &Engine, text: Option<&str>, count: usize) -> Result<Vec<u32>, CliError> {
     if text.is_some() || engine.named_ids().is_some() {
         return Ok(engine.ids_to_measure(text, count)?);
     }

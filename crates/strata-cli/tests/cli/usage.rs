@@ -5,12 +5,14 @@ use std::process::Stdio;
 
 use crate::{command, strata};
 
-const COMMANDS: [&[&str]; 17] = [
+const COMMANDS: [&[&str]; 19] = [
     &[],
     &["run"],
     &["chat"],
     &["inspect"],
     &["plan"],
+    &["sim"],
+    &["trace", "record"],
     &["tokenize"],
     &["logits"],
     &["dump"],
@@ -78,6 +80,17 @@ fn a_wrong_command_line_ends_with_2() {
         &["plan", "--drive-gb", "nan"],
         &["plan", "--context", "0"],
         &["plan", "--pass", "0"],
+        &["sim", "--arena-share", "1.1"],
+        &["sim", "--drive-gb-s", "0"],
+        &["sim", "--ple-share", "1"],
+        &["sim", "--mixer-ms", "inf"],
+        &["sim", "--experts", "0"],
+        &["sim", "--trace", "x", "--tokens", "5"],
+        &["sim", "--profile", "x"],
+        &["trace"],
+        &["trace", "record"],
+        &["trace", "record", "-o", "x", "--limit", "0"],
+        &["trace", "record", "-o", "x", "--ids", "1", "--text", "y"],
         &["kld"],
         &["kld", "--save", "x"],
         &["kld", "--save", "x", "--against", "y"],

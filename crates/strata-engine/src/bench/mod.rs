@@ -5,6 +5,7 @@
 //! Refuses: to judge. It gives numbers.
 
 mod decode;
+pub mod drive;
 mod kernels;
 mod prefill;
 mod weights;

@@ -12,6 +12,7 @@ mod properties;
 mod tests;
 
 pub use error::PlanError;
+pub(crate) use expected::CONCENTRATION;
 pub use expected::{Expected, touched_experts};
 
 use crate::{Area, RowTable};

@@ -177,7 +177,8 @@ impl Port for Faulty {
         let id = read.id;
         match self.fault(&read) {
             Some(Fault::Error) => {
-                self.late.push((now, Ended { id, result: Err(io::Error::from_raw_os_error(libc::EIO)) }))
+                let error = io::Error::from_raw_os_error(libc::EIO);
+                self.late.push((now, Ended { id, result: Err(error) }));
             }
             Some(Fault::Zero) => self.late.push((now, Ended { id, result: Ok(0) })),
             Some(Fault::Stuck) => self.stuck.push(read),

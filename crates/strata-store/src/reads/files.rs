@@ -87,6 +87,12 @@ fn open_direct(_path: &Path, _file: &File) -> io::Result<Option<File>> {
     Ok(None)
 }
 
+/// Another open description of the same file, for reads through the page cache.
+#[cfg(target_os = "linux")]
+pub(crate) fn reopen_buffered(path: &Path, file: &File) -> io::Result<File> {
+    reopen(path, file, 0)
+}
+
 /// Another open description of the same file.
 fn reopen(path: &Path, file: &File, flags: i32) -> io::Result<File> {
     use std::os::unix::fs::OpenOptionsExt;

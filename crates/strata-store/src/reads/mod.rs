@@ -10,6 +10,7 @@ pub mod faulty;
 mod files;
 mod hand_over;
 mod kind;
+mod load;
 mod port;
 mod threads;
 #[cfg(target_os = "linux")]
@@ -19,7 +20,10 @@ use std::io;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+#[cfg(target_os = "linux")]
+pub(crate) use files::reopen_buffered;
 pub use kind::{MAX_DEPTH, ReaderKind, open};
+pub use load::{Load, Loaded};
 pub use port::{Ended, Port, PortRead};
 
 use crate::{PAGE_BYTES, StoreError};

@@ -329,6 +329,11 @@ impl Scheduler {
         self.outstanding
     }
 
+    /// Experts of a layer that are forecast, not in memory and not on their way.
+    pub fn unread_ahead(&self, layer: u32) -> u32 {
+        self.unread_ahead.get(layer as usize).copied().unwrap_or(0)
+    }
+
     /// Members of the hot set that are in memory, the hottest first.
     pub fn hot_set(&self) -> impl Iterator<Item = ExpertId> {
         self.hot.backwards(0).map(|slot| self.id(self.slots[slot as usize].expert))

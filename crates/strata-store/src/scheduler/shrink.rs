@@ -6,9 +6,9 @@ impl Scheduler {
     /// From now on the arena has only so many slots; with as many as there are, or more, nothing changes. Which slots are
     /// given up is told by [`next_retired`](Self::next_retired).
     ///
-    /// The ring keeps its size while the hot set has members to give: they leave it coldest first, those that are not in
-    /// memory before all others, and are ordinary records from then on. While slots that are out or being filled are more
-    /// than the ring may have, nothing is read.
+    /// The ring keeps its size, but has at least the smallest legal one, while the hot set has members to give: they leave
+    /// it coldest first, those that are not in memory before all others, and are ordinary records from then on. While slots
+    /// that are out or being filled are more than the ring may have, nothing is read.
     ///
     /// # Errors
     /// When these are fewer than [`Limits::least_slots`](super::Limits::least_slots). Then nothing changes.
@@ -18,15 +18,20 @@ impl Scheduler {
     pub fn shrink(&mut self, slots: u32) -> Result<(), ArenaTooSmall> {
         assert!(!self.is_in_pass, "a pass is under way");
         let least_slots = self.limits.least_slots();
+        if slots >= self.limits.slots {
+            return Ok(());
+        }
         if slots < least_slots {
             return Err(ArenaTooSmall { slots, least_slots });
         }
-        let given_up = self.limits.slots.saturating_sub(slots);
         let hot_slots = self.limits.slots - self.ring_slots;
-        let demoted = given_up.min(hot_slots);
-        (0..demoted).for_each(|_| self.demote_coldest());
-        self.limits.slots -= given_up;
-        self.ring_slots = self.limits.slots - (hot_slots - demoted);
+        let given_up = self.limits.slots - slots;
+        let left = hot_slots.saturating_sub(given_up).min(slots - least_slots);
+        (left..hot_slots).for_each(|_| self.demote_coldest());
+        // What was popped off the list need not be loaded.
+        self.hot_loaded = self.hot_loaded.min(self.hot_list.len());
+        self.limits.slots = slots;
+        self.ring_slots = slots - left;
         self.surplus += given_up;
         self.retire();
         Ok(())

@@ -117,9 +117,11 @@ impl Trace {
             for (color, what, ns) in parts.iter().filter(|(_, _, ns)| *ns > 0) {
                 let (share, text) = (percent(*ns, self.wall_ns), format!("{what} {}", time(*ns)));
                 let width = 100.0 * *ns as f64 / self.wall_ns.max(1) as f64;
+                // Words only where there is room for them.
+                let shown = if width > 6.0 { &text } else { "" };
                 write!(
                     out,
-                    "<span class=\"fill-{color}\" style=\"flex-grow:{width:.4}\" title=\"{text}, {share}\">{text}</span>"
+                    "<span class=\"fill-{color}\" style=\"flex-grow:{width:.4}\" title=\"{text}, {share}\">{shown}</span>"
                 )?;
             }
             writeln!(out, "</div>")?;

@@ -96,12 +96,12 @@ function paint(context, row, y, h, width, from, to, edge) {
     sums[at] += share * color[0]; sums[at + 1] += share * color[1]; sums[at + 2] += share * color[2]; sums[at + 3] += share;
   };
   for (const number of row.lanes) {
-    const lane = D.lanes[number], end = lane.first + lane.count, isUnion = number === row.idle;
+    const lane = D.lanes[number], end = lane.first + lane.count;
     for (let i = firstAfter(lane, from); i < end && START[i] < to; i++) {
       const x0 = Math.max(0, (START[i] - from) * scale);
       let x1 = Math.min(width, (START[i] + LENGTH[i] - from) * scale);
       if (x1 <= x0) continue;
-      if (!isUnion && x1 - x0 > 4 * edge) x1 -= edge;
+      if (x1 - x0 > 4 * edge) x1 -= edge;
       const color = colorOf(lane, i), first = x0 | 0, last = Math.min(x1 | 0, width - 1);
       if (first === last) { add(first, x1 - x0, color); continue; }
       add(first, first + 1 - x0, color);
@@ -200,7 +200,7 @@ function draw() {
   context.clearRect(0, 0, main.width, main.height);
   for (const row of D.rows) {
     const y = Math.round(row.y * ratio), h = Math.max(1, Math.round((row.y + row.height) * ratio) - y);
-    paint(context, row, y, h, main.width, view[0], view[1], ratio);
+    paint(context, row, y, h, main.width, view[0], view[1], row.idle === null ? ratio : 0);
   }
   context.setTransform(ratio, 0, 0, ratio, 0, 0);
   context.font = "11px system-ui, 'DejaVu Sans', sans-serif";

@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use tempfile::TempDir;
 
 use super::POISON;
-use crate::reads::{Done, Ended, FileRange, PortRead, ReadQueue, ReaderKind, open};
+use crate::reads::{Done, Ended, FileRange, Load, PortRead, ReadQueue, ReaderKind, open};
 use crate::{Area, PAGE_BYTES, StoreError};
 
 fn kinds() -> Vec<ReaderKind> {
@@ -276,4 +276,24 @@ fn names_of_kinds_are_read_back() {
         assert_eq!(kind.name().parse(), Ok(kind));
     }
     assert_eq!("Uring".parse::<ReaderKind>().unwrap_err(), "expected one of auto, uring, threads, buffered, mmap");
+}
+
+#[test]
+fn a_load_reads_what_it_is_told_to_and_says_when() {
+    let (_dir, files) = files(&[1 << 20]);
+    for kind in kinds() {
+        let mut load = Load::open(kind, &files, 8, 8 << 14).unwrap();
+        for depth in [1, 3, 8] {
+            let mut left = (0..40).map(|i| range(0, i * 10_000, 9000));
+            let reads = load.run(depth, || left.next()).unwrap();
+            assert_eq!(reads.len(), 40);
+            assert!(reads.iter().all(|read| read.started < read.ended));
+            assert!(reads.is_sorted_by_key(|read| read.ended));
+            let at_once = |at| reads.iter().filter(|read| read.started <= at && at < read.ended).count();
+            assert!(reads.iter().all(|read| at_once(read.started) <= depth));
+        }
+        let mut beyond = [range(0, 1 << 20, 1), range(0, 0, 10)].into_iter();
+        assert!(matches!(load.run(1, || beyond.next()), Err(StoreError::EndOfFile { .. })));
+        assert_eq!(load.run(8, || None).unwrap(), []);
+    }
 }
