@@ -11,6 +11,8 @@ mod files;
 mod hand_over;
 mod kind;
 mod load;
+#[cfg(test)]
+pub(crate) mod memory;
 mod port;
 mod threads;
 #[cfg(target_os = "linux")]

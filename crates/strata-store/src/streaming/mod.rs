@@ -6,6 +6,7 @@
 //! experts are handed out.
 
 mod arena;
+mod between;
 mod fake;
 mod usage;
 
@@ -17,7 +18,7 @@ use fake::Fake;
 pub use usage::Usage;
 
 use crate::reads::{Done, ReadQueue};
-use crate::scheduler::{Class, Counts, Limits, Outcome, PassKind, Read, Scheduler};
+use crate::scheduler::{Counts, Limits, Outcome, PassKind, Read, Scheduler};
 use crate::timeline::{Lane, Timeline};
 use crate::{Area, Demand, ExpertId, ExpertStore, Part, Records, Slot, StoreError};
 
@@ -214,81 +215,6 @@ impl StreamingStore {
     pub fn set_lookahead(&mut self, lookahead: Lookahead, forecast_min: u32) {
         self.options = StreamingOptions { lookahead, forecast_min, ..self.options };
         self.scheduler.set_forecast_min(forecast_min);
-    }
-
-    /// Reads the hot set. `progress` is told bytes read and bytes in all, and ends it by `false`; what was not read then
-    /// comes when the drive has nothing else to do.
-    ///
-    /// # Errors
-    /// When a record could not be read.
-    pub fn load_hot_set(&mut self, progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<(), StoreError> {
-        let total: u64 =
-            self.scheduler.hot_to_load().map(|id| self.records.layers[id.layer as usize].record_bytes()).sum();
-        let before = self.counts().read[Class::HotSet].bytes;
-        loop {
-            self.pump();
-            if let Some(error) = self.refused.take() {
-                return Err(error);
-            }
-            if let Some((expert, _)) = self.failures.last() {
-                return Err(self.failure(*expert));
-            }
-            let loaded = self.counts().read[Class::HotSet].bytes - before;
-            if !progress(loaded, total) || self.queue.under_way() == 0 {
-                return Ok(());
-            }
-            self.wait()?;
-        }
-    }
-
-    /// Forgets everything that is in the arena, and makes what was used so far the profile: the hot set is to be loaded
-    /// anew.
-    ///
-    /// # Errors
-    /// When reads under way do not end.
-    pub fn start_over(&mut self) -> Result<(), StoreError> {
-        self.settle()?;
-        self.profile = self.usage.clone();
-        self.scheduler = scheduler(&self.records, self.slots(), self.options, &self.profile)?;
-        self.arena.renumber();
-        Ok(())
-    }
-
-    /// From now on the arena has only so many slots; with as many as there are, or more, nothing changes. The coldest
-    /// experts give way. The memory of the other slots goes back to the system page by page (elsewhere than on Linux, when
-    /// the system needs it); what is left is not registered for direct reads any more, since registered memory cannot be
-    /// given back.
-    ///
-    /// # Errors
-    /// When there would be fewer slots than [`Limits::least_slots`], or reads under way do not end. Nothing has changed then.
-    ///
-    /// # Panics
-    /// When a pass is under way.
-    pub fn shrink(&mut self, slots: usize) -> Result<(), StoreError> {
-        if slots >= self.slots() {
-            return Ok(());
-        }
-        self.settle()?;
-        self.scheduler.shrink(slots as u32)?;
-        self.fake = None;
-        self.queue.forget_memory();
-        self.retire();
-        Ok(())
-    }
-
-    /// Gives back the memory of slots that the scheduler has given up.
-    fn retire(&mut self) {
-        while let Some(slot) = self.scheduler.next_retired() {
-            self.arena.retire(slot);
-        }
-    }
-
-    /// Waits until no read is under way.
-    fn settle(&mut self) -> Result<(), StoreError> {
-        while self.queue.under_way() > 0 {
-            self.wait()?;
-        }
-        Ok(())
     }
 
     /// Looks what has arrived, and starts what can be started.
@@ -537,3 +463,6 @@ impl StreamingStore {
         StoreError::Expert { expert, source: Box::new(self.failures.swap_remove(at).1) }
     }
 }
+
+#[cfg(test)]
+mod tests;
