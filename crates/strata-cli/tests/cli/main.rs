@@ -9,6 +9,7 @@ mod interrupt;
 mod plan;
 mod run;
 mod synth;
+mod timeline;
 mod tokenize;
 mod usage;
 

@@ -5,7 +5,7 @@ use std::process::Stdio;
 
 use crate::{command, strata};
 
-const COMMANDS: [&[&str]; 17] = [
+const COMMANDS: [&[&str]; 18] = [
     &[],
     &["run"],
     &["chat"],
@@ -21,6 +21,7 @@ const COMMANDS: [&[&str]; 17] = [
     &["bench", "prefill"],
     &["bench", "decode"],
     &["bench", "kernels"],
+    &["report"],
     &["doctor"],
     &["completions"],
 ];
