@@ -28,7 +28,9 @@ fn a_run_has_a_timeline_and_a_page_and_the_same_text() {
     recorded.ok();
     // One pass for the prompt and one for each token but the last, of twelve layers, three of them attention.
     let trace = trace(&json);
-    for (name, calls) in [("embed", 4), ("write streams", 4 * 24), ("mix gdn", 4 * 9), ("mix qsa", 4 * 3), ("combine", 4 * 12)] {
+    for (name, calls) in
+        [("embed", 4), ("write streams", 4 * 24), ("mix gdn", 4 * 9), ("mix qsa", 4 * 3), ("combine", 4 * 12)]
+    {
         assert_eq!(count(&trace, name), calls, "{name}");
     }
     let title = trace["otherData"]["title"].as_str().unwrap();
