@@ -23,13 +23,14 @@ SLOT = sum((pages(part) + 1) * PAGE for part in PARTS)
 
 def fixed(threads, context, cache):
     reserve = 256 * MIB + threads * 4 * MIB
-    windows = DEPTH * (pages(ROW) + 1) * PAGE
-    return DENSE + STATE + context * (CACHE[cache] + CONTEXT_TOKEN) + STRIP + threads * THREAD + windows + reserve
+    windows = 128 * (pages(ROW) + 1) * PAGE
+    rooms = (3 * threads - 1) * 256 * ROOM
+    work = STRIP + threads * THREAD + rooms
+    return DENSE + STATE + context * (CACHE[cache] + CONTEXT_TOKEN) + work + windows + reserve
 
 
-def token(threads):
-    rooms = threads + min(2 * threads - 1, TOP_K)
-    return PASS_TOKEN + rooms * ROOM + 2 * ROWS * ROW
+def token():
+    return PASS_TOKEN + 2 * ROWS * ROW
 
 
 def plan(total=None, available=None, group=None, memory=None, arena=None, context=32768, pas=None, cache="bf16", threads=8):
@@ -49,7 +50,7 @@ def plan(total=None, available=None, group=None, memory=None, arena=None, contex
         return "unknown"
     least = min(pas or 256, context)
     most = min(pas or 8192, context)
-    base, per = fixed(threads, context, cache), token(threads)
+    base, per = fixed(threads, context, cache), token()
     asked = None if arena is None else min(arena // SLOT, EXPERTS)
     needed = base + least * per + (asked or smallest) * SLOT
     if needed > budget:
@@ -65,6 +66,8 @@ def plan(total=None, available=None, group=None, memory=None, arena=None, contex
                 break
             slots -= 1
     left = room - slots * SLOT
+    if slots == EXPERTS and pas is None:
+        most = min(most, 1024)
     tokens = 0
     while tokens < most and (tokens + 1) * per <= left:
         tokens += 1
@@ -74,7 +77,7 @@ def plan(total=None, available=None, group=None, memory=None, arena=None, contex
 
 
 def _needed(context, pas, cache, threads, slots):
-    return fixed(threads, context, cache) + min(pas or 256, context) * token(threads) + slots * SLOT
+    return fixed(threads, context, cache) + min(pas or 256, context) * token() + slots * SLOT
 
 
 MACHINES = [

@@ -13,7 +13,7 @@ const HELP: &str = "/clear forgets the conversation, /exit (or Ctrl-D) ends it, 
 pub(crate) fn chat(flags: &ChatFlags) -> Result<(), CliError> {
     interrupt::install()?;
     let path = setup::model_path(flags.model.model.as_deref())?;
-    let mut engine = setup::open(&path, &setup::engine_options(&flags.engine))?;
+    let mut engine = setup::open_telling(&path, &setup::engine_options(&flags.engine))?;
     // A file that cannot chat is told now, not after the first line was typed.
     engine.tokenizer()?;
     engine.template()?;

@@ -252,7 +252,7 @@ mod tests {
         let Settings { model, options, pieces } =
             settings("model=a/b.gguf,threads=1,isa=portable,pass=16,gdn=chunked,pieces=7:1:20").unwrap();
         assert_eq!(model, Some(PathBuf::from("a/b.gguf")));
-        assert_eq!((options.threads, options.isa, options.model.pass_tokens), (1, Some(Isa::Portable), 16));
+        assert_eq!((options.threads, options.isa, options.pass_tokens), (1, Some(Isa::Portable), Some(16)));
         assert_eq!((options.model.gdn_form, pieces), (GdnForm::Chunked, vec![7, 1, 20]));
         assert!(settings("default").is_ok());
         for bad in [

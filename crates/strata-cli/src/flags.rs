@@ -5,12 +5,20 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 pub(crate) use self::bench::{BenchCommand, DecodeFlags, DoctorFlags, KernelsFlags, PrefillFlags, TimingFlags};
-pub(crate) use self::plan::PlanFlags;
+pub(crate) use self::plan::{PlanFlags, gib};
+pub(crate) use self::probe::ProbeFlags;
 pub(crate) use self::report::ReportFlags;
+pub(crate) use self::sim::{
+    AheadFlag, HotFlag, SimFlags, SimMachineFlags, SimPolicyFlags, SimTextFlags, TraceCommand, TraceRecordFlags,
+};
+pub(crate) use self::streaming::{LookaheadFlag, PleFlag, StreamingFlags};
 
 mod bench;
 mod plan;
+mod probe;
 mod report;
+mod sim;
+mod streaming;
 
 /// Runs Mixture-of-Experts language models that are larger than memory.
 ///
@@ -32,6 +40,13 @@ pub(crate) enum Command {
     Inspect(InspectFlags),
     /// Show how memory would be divided, and what prompts may expect of the drive.
     Plan(PlanFlags),
+    /// Measure how fast a drive reads.
+    Probe(ProbeFlags),
+    /// Simulate prompts that stream experts from a drive; without flags, the reference that was measured.
+    Sim(SimFlags),
+    /// Record what the simulator can replay.
+    #[command(subcommand)]
+    Trace(TraceCommand),
     /// Show the tokens of a text.
     Tokenize(TokenizeFlags),
     /// Write the logits of every position of a text.
@@ -86,9 +101,9 @@ pub(crate) struct EngineFlags {
     /// Tokens a text may have [default: the smaller of the model's own and 32768].
     #[arg(long, value_name = "TOKENS", value_parser = at_least_one)]
     pub(crate) context: Option<usize>,
-    /// Tokens of a prompt that go through the layers together.
-    #[arg(long, value_name = "TOKENS", default_value_t = 1024, value_parser = at_least_one)]
-    pub(crate) pass: usize,
+    /// Tokens of a prompt that go through the layers together [default: as memory allows, at most 8192].
+    #[arg(long, value_name = "TOKENS", value_parser = at_least_one)]
+    pub(crate) pass: Option<usize>,
     /// Tokens of a pass that one operation handles.
     #[arg(long, value_name = "TOKENS", default_value_t = 256, value_parser = at_least_one)]
     pub(crate) strip: usize,
@@ -98,6 +113,8 @@ pub(crate) struct EngineFlags {
     /// Tokens of an attention block, whatever the file says; 0 = attend to everything.
     #[arg(long, value_name = "TOKENS")]
     pub(crate) qsa_block: Option<usize>,
+    #[command(flatten)]
+    pub(crate) streaming: StreamingFlags,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -15,19 +15,22 @@ mod inspect;
 mod interrupt;
 mod note;
 mod plan;
+mod probe;
 mod profile;
 mod run;
 mod setup;
+mod sim;
 mod synth;
 mod timeline;
 mod tokenize;
+mod trace;
 
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
 
 use crate::error::CliError;
-use crate::flags::{BenchCommand, Cli, Command, EvalCommand};
+use crate::flags::{BenchCommand, Cli, Command, EvalCommand, TraceCommand};
 
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
@@ -43,6 +46,9 @@ fn main() -> ExitCode {
         Command::Chat(flags) => chat::chat(&flags),
         Command::Inspect(flags) => inspect::inspect(&flags),
         Command::Plan(flags) => plan::plan(&flags),
+        Command::Sim(flags) => sim::sim(&flags),
+        Command::Trace(TraceCommand::Record(flags)) => trace::record(&flags),
+        Command::Probe(flags) => probe::probe(&flags),
         Command::Tokenize(flags) => tokenize::tokenize(&flags),
         Command::Logits(flags) => exact::logits(&flags),
         Command::Dump(flags) => exact::dump(&flags),

@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use serde_json::{Value, json};
-use strata_engine::{Limit, Plan, PlanRequest, plan as plan_memory};
+use strata_engine::{Limit, Plan, plan as plan_memory};
 
 use crate::error::CliError;
 use crate::flags::PlanFlags;
@@ -11,15 +11,7 @@ use crate::setup;
 
 pub(crate) fn plan(flags: &PlanFlags) -> Result<(), CliError> {
     let path = setup::model_path(flags.model.model.as_deref())?;
-    let request = PlanRequest {
-        memory_bytes: flags.memory_gb,
-        arena_bytes: flags.arena_gb,
-        context_tokens: flags.context,
-        pass_tokens: flags.pass,
-        is_precise: flags.precise,
-        drive_bytes_per_second: flags.drive_gb,
-    };
-    let plan = plan_memory(&path, &request)?;
+    let plan = plan_memory(&path, &setup::engine_options(&flags.engine), flags.drive_gb)?;
     let mut out = std::io::stdout().lock();
     match flags.json {
         true => writeln!(out, "{}", to_json(&plan))?,

@@ -15,7 +15,7 @@ pub(crate) fn run(flags: &RunFlags) -> Result<(), CliError> {
     let recorder = timeline::recorder(flags.timeline.as_deref())?;
     let mut engine_options = EngineOptions { is_profiled: flags.profile, ..setup::engine_options(&flags.engine) };
     engine_options.model.timeline = recorder.clone();
-    let mut engine = setup::open(&path, &engine_options)?;
+    let mut engine = setup::open_telling(&path, &engine_options)?;
     let ids = encode(&engine, flags, prompt)?;
     let options = GenerateOptions {
         max_tokens: flags.sampling.tokens,

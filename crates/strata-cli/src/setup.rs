@@ -1,13 +1,19 @@
 //! From flags to an open model.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
-use strata_engine::{Engine, EngineOptions, GdnForm, Isa, ModelOptions, SamplerParams};
+use strata_engine::{
+    Engine, EngineOptions, GdnForm, Isa, Limit, Lookahead, ModelOptions, Plan, RowsWhen, SamplerParams, Streaming,
+};
 
 use crate::error::CliError;
-use crate::flags::{EngineFlags, GdnFlag, IsaFlag, SamplingFlags, thread_count};
-use crate::note;
+use crate::flags::{
+    EngineFlags, GdnFlag, IsaFlag, LookaheadFlag, PleFlag, SamplingFlags, StreamingFlags, gib, thread_count,
+};
+use crate::{interrupt, note};
 
 /// The model that comes with Strata, seen from the root of the repository.
 const SHIPPED_MODEL: &str = "models/strata-mini/strata-mini-iq2xs-q4_0.gguf";
@@ -48,14 +54,43 @@ pub(crate) fn engine_options(flags: &EngineFlags) -> EngineOptions {
         threads: flags.threads,
         is_precise: flags.precise,
         is_profiled: false,
+        memory_bytes: flags.streaming.memory_gb,
+        arena_bytes: flags.streaming.arena_gb,
+        pass_tokens: flags.pass,
         model: ModelOptions {
             context_tokens: flags.context,
-            pass_tokens: flags.pass,
             strip_rows: flags.strip,
             gdn_form: gdn_form(flags.gdn),
             block_tokens: flags.qsa_block,
+            streaming: streaming(&flags.streaming),
             ..ModelOptions::default()
         },
+    }
+}
+
+fn streaming(flags: &StreamingFlags) -> Streaming {
+    Streaming {
+        depth: flags.io_depth,
+        reader: flags.io,
+        lookahead: lookahead(flags.lookahead),
+        forecast_min: flags.forecast_min,
+        rows_when: rows_when(flags.ple),
+        ..Streaming::default()
+    }
+}
+
+fn lookahead(flag: LookaheadFlag) -> Lookahead {
+    match flag {
+        LookaheadFlag::Off => Lookahead::Off,
+        LookaheadFlag::Profile => Lookahead::Profile,
+        LookaheadFlag::Router => Lookahead::Router,
+    }
+}
+
+fn rows_when(flag: PleFlag) -> RowsWhen {
+    match flag {
+        PleFlag::Sync => RowsWhen::Before,
+        PleFlag::Async => RowsWhen::Beside,
     }
 }
 
@@ -79,9 +114,16 @@ pub(crate) fn set_option(options: &mut EngineOptions, key: &str, value: &str) ->
         "isa" => options.isa = isa(IsaFlag::from_str(value, false).ok()?),
         "precise" => options.is_precise = value.parse().ok()?,
         "context" => options.model.context_tokens = Some(positive()?),
-        "pass" => options.model.pass_tokens = positive()?,
+        "pass" => options.pass_tokens = Some(positive()?),
         "strip" => options.model.strip_rows = positive()?,
         "gdn" => options.model.gdn_form = gdn_form(GdnFlag::from_str(value, false).ok()?),
+        "memory-gb" => options.memory_bytes = Some(gib(value).ok()?),
+        "arena-gb" => options.arena_bytes = Some(gib(value).ok()?),
+        "lookahead" => options.model.streaming.lookahead = lookahead(LookaheadFlag::from_str(value, false).ok()?),
+        "forecast-min" => options.model.streaming.forecast_min = value.parse().ok()?,
+        "ple" => options.model.streaming.rows_when = rows_when(PleFlag::from_str(value, false).ok()?),
+        "io" => options.model.streaming.reader = value.parse().ok()?,
+        "io-depth" => options.model.streaming.depth = Some(positive()?.try_into().ok()?),
         "qsa-block" => options.model.block_tokens = Some(number()?),
         _ => return None,
     }
@@ -95,13 +137,76 @@ fn gdn_form(flag: GdnFlag) -> GdnForm {
     }
 }
 
-/// Opens a model and tells the user what is odd about its file.
+/// Tells how memory will be divided, then [opens](open) the model.
+pub(crate) fn open_telling(path: &Path, options: &EngineOptions) -> Result<Engine, CliError> {
+    note::line(plan_line(&strata_engine::plan(path, options, None)?));
+    open(path, options)
+}
+
+/// Opens a model, tells the user what is odd about its file, and reads the experts that stay in memory. Ctrl-C ends that
+/// reading, and the command.
 pub(crate) fn open(path: &Path, options: &EngineOptions) -> Result<Engine, CliError> {
-    let engine = Engine::open(path, options)?;
+    let mut engine = Engine::open(path, options)?;
     for warning in &engine.model().config().warnings {
         note::line(format_args!("strata: warning: {warning}"));
     }
+    load_experts(&mut engine)?;
     Ok(engine)
+}
+
+/// Reads the experts that stay in memory, with a bar where it takes a while.
+fn load_experts(engine: &mut Engine) -> Result<(), CliError> {
+    let bar = indicatif::ProgressBar::hidden();
+    let start = Instant::now();
+    let is_stopped = interrupt::stoppable(|stop| {
+        let mut is_stopped = false;
+        let result = engine.load_experts(|read_bytes, all_bytes| {
+            if bar.is_hidden() && start.elapsed() > BAR_AFTER {
+                bar.set_draw_target(indicatif::ProgressDrawTarget::stderr());
+                bar.set_style(bar_style());
+            }
+            bar.set_length(all_bytes);
+            bar.set_position(read_bytes);
+            is_stopped = stop.load(Ordering::Relaxed);
+            !is_stopped
+        });
+        result.map(|()| is_stopped)
+    })?;
+    bar.finish_and_clear();
+    if is_stopped { Err(CliError::Interrupted) } else { Ok(()) }
+}
+
+/// What is over sooner needs no bar.
+const BAR_AFTER: Duration = Duration::from_secs(1);
+
+fn bar_style() -> indicatif::ProgressStyle {
+    let template = "strata: experts {bar:30} {bytes} of {total_bytes}, {bytes_per_sec}, {eta} left";
+    indicatif::ProgressStyle::with_template(template).expect("a sound template")
+}
+
+/// How memory is divided, in a line.
+fn plan_line(plan: &Plan) -> String {
+    let gib = |bytes: u64| bytes as f64 / (1u64 << 30) as f64;
+    let budget = match (plan.budget_bytes, plan.limit) {
+        (u64::MAX, _) | (_, Limit::Nothing) => String::new(),
+        (bytes, _) => format!(" of {:.2}", gib(bytes)),
+    };
+    let arena = match plan.limit {
+        Limit::Nothing => format!("all {} experts", plan.experts),
+        _ => format!("{} of {} experts", plan.slots, plan.experts),
+    };
+    format!(
+        "strata: plan: {:.2}{budget} GiB of memory: dense {:.2}, context {:.2} ({} tokens), passes {:.2} ({} tokens), \
+         arena {:.2} ({arena}), reserve {:.2}",
+        gib(plan.total_bytes()),
+        gib(plan.dense_bytes),
+        gib(plan.state_bytes + plan.cache_bytes),
+        plan.context_tokens,
+        gib(plan.workspace_bytes + plan.ple_bytes),
+        plan.pass_tokens,
+        gib(plan.arena_bytes),
+        gib(plan.reserve_bytes),
+    )
 }
 
 /// The model's file and what computes, for people.

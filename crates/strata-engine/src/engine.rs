@@ -10,10 +10,11 @@ use strata_gguf::{Gguf, GgufError, Metadata, MetadataError, Optional};
 use strata_kernels::Cpu;
 use strata_model::ModelError;
 use strata_model::qwen4exp::{Model, Options as ModelOptions};
-use strata_store::plan::PlanError;
+use strata_store::plan::{Plan, PlanError};
 use thiserror::Error;
 
-use crate::{ChatOptions, ChatTemplate, SamplerParams, SamplingError, TemplateError, Tokenizer, TokenizerError};
+use crate::plan::plan_of;
+use crate::{ChatOptions, ChatTemplate, SamplerParams, SamplingError, TemplateError, Tokenizer, TokenizerError, usage};
 
 /// What can go wrong between a model file and text.
 #[derive(Debug, Error)]
@@ -102,7 +103,13 @@ pub struct EngineOptions {
     pub is_precise: bool,
     /// Whether to measure where the time goes ([`Engine::profile`]).
     pub is_profiled: bool,
-    /// How the model is run.
+    /// The most memory of the whole process; `None`: what the machine can spare.
+    pub memory_bytes: Option<u64>,
+    /// The most memory of the experts' arena; `None`: what is left.
+    pub arena_bytes: Option<u64>,
+    /// Tokens of a prompt that go through the layers together; `None`: as memory allows.
+    pub pass_tokens: Option<usize>,
+    /// How the model is run. Tokens of context and of a pass, and the slots of the arena, are set by the plan.
     pub model: ModelOptions,
 }
 
@@ -121,6 +128,7 @@ impl EngineOptions {
 pub struct Engine {
     pub(crate) model: Model,
     path: PathBuf,
+    plan: Plan,
     pub(crate) gguf: Gguf,
     pub(crate) options: EngineOptions,
     profile: Option<SharedProfile>,
@@ -131,13 +139,16 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Opens the model of a file, or of the set of files that it belongs to.
+    /// Opens the model of a file, or of the set of files that it belongs to, within the memory that its
+    /// [plan](Self::plan) says. Experts come into memory when they are first used, or by
+    /// [`load_experts`](Self::load_experts).
     ///
     /// # Errors
-    /// When the file cannot be read or is no model that can be run. A tokenizer, a template or recommendations that cannot
+    /// When the file cannot be read or is no model that can be run, or memory does not suffice. A tokenizer, a template or recommendations that cannot
     /// be used are an error only when they are needed.
     pub fn open(path: &Path, options: &EngineOptions) -> Result<Self, EngineError> {
         let gguf = Gguf::open(path)?;
+        let plan = plan_of(&gguf, path, options, None)?;
         let isa = options.isa.unwrap_or_else(Isa::best);
         let cpu_backend = match options.is_precise {
             true => CpuBackend::precise(isa, options.threads)?,
@@ -149,11 +160,17 @@ impl Engine {
             let (profiled, shared) = ProfiledBackend::new(backend, options.model.timeline.clone());
             (backend, profile) = (Box::new(profiled), options.is_profiled.then_some(shared));
         }
+        let mut options = options.clone();
+        options.model.context_tokens = Some(plan.context_tokens as usize);
+        options.model.pass_tokens = plan.pass_tokens as usize;
+        options.model.streaming.slots = Some(plan.slots as usize);
+        if plan.slots < plan.experts && options.model.streaming.usage.is_empty() {
+            options.model.streaming.usage = usage::load(&gguf);
+        }
         let model = Model::load(&gguf, backend, options.model.clone())
             .map_err(|source| EngineError::Load { path: path.to_owned(), source })?;
         let path = path.to_owned();
-        let options = options.clone();
-        Ok(Self { model, path, gguf, options, profile, tokenizer: OnceLock::new(), template: OnceLock::new() })
+        Ok(Self { model, path, plan, gguf, options, profile, tokenizer: OnceLock::new(), template: OnceLock::new() })
     }
 
     /// Where the time went since it was last asked; `None` unless it is measured ([`EngineOptions::is_profiled`]).
@@ -166,6 +183,32 @@ impl Engine {
     pub(crate) fn put_profile(&mut self, profile: Option<Profile>) {
         if let (Some(shared), Some(profile)) = (&self.profile, profile) {
             *shared.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = profile;
+        }
+    }
+
+    /// How memory is divided.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// Reads the experts that stay in memory. `progress` is told bytes read and bytes in all; it may end the reading by
+    /// `false`, and what is missing then comes when it is used, or when the drive has nothing else to do.
+    ///
+    /// # Errors
+    /// When they cannot be read.
+    pub fn load_experts(&mut self, mut progress: impl FnMut(u64, u64) -> bool) -> Result<(), EngineError> {
+        Ok(self.model.load_experts(&mut progress)?)
+    }
+
+    /// Saves which experts were used, for the next time that this model is opened with fewer slots than experts. Without
+    /// a place to save it to, or where all experts have slots, nothing is saved.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn save_usage(&mut self) -> Result<(), EngineError> {
+        match self.model.streaming() {
+            Some(store) if !store.holds_all() => usage::save(&self.gguf, store.usage().counts()),
+            _ => Ok(()),
         }
     }
 

@@ -31,6 +31,35 @@ impl Machine {
     }
 }
 
+/// What makes two runs of the same work on the same machine differ. What the system does not tell is `None`.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Conditions {
+    /// The processor's clock now, the fastest of its cores.
+    pub clock_mhz: Option<f64>,
+    /// The hottest of the machine's thermal zones now.
+    pub temperature_c: Option<f64>,
+    /// Bytes that the machine has written to swap since it was started.
+    pub swapped_bytes: Option<u64>,
+}
+
+impl Conditions {
+    /// As they are now.
+    pub fn now() -> Self {
+        let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let vmstat = fs::read_to_string("/proc/vmstat").unwrap_or_default();
+        let clocks = values(&cpuinfo, "cpu MHz").filter_map(|mhz| mhz.parse::<f64>().ok());
+        let zones = fs::read_dir("/sys/class/thermal").into_iter().flatten().flatten();
+        let millidegrees =
+            zones.filter_map(|zone| fs::read_to_string(zone.path().join("temp")).ok()?.trim().parse().ok());
+        let pages = vmstat.lines().find_map(|line| line.strip_prefix("pswpout ")?.trim().parse::<u64>().ok());
+        Self {
+            clock_mhz: clocks.reduce(f64::max),
+            temperature_c: millidegrees.map(|millidegrees: f64| millidegrees / 1e3).reduce(f64::max),
+            swapped_bytes: pages.map(|pages| pages * Memory::detect().page_bytes),
+        }
+    }
+}
+
 /// Distinct pairs of socket and core.
 fn count_cores(cpuinfo: &str) -> Option<usize> {
     let pairs: BTreeSet<_> = values(cpuinfo, "physical id").zip(values(cpuinfo, "core id")).collect();

@@ -48,6 +48,11 @@ impl Memory {
         }
     }
 
+    /// The most memory that this process ever had in use.
+    pub fn peak_rss_bytes() -> Option<u64> {
+        parse_kib(&fs::read_to_string("/proc/self/status").ok()?, "VmHWM")
+    }
+
     /// What this process can still have without others losing theirs, within the limit of its control group.
     pub fn spare_bytes(&self) -> Option<u64> {
         let group = self.group.map(|group| group.limit_bytes.saturating_sub(group.used_bytes));

@@ -7,49 +7,48 @@ use strata_gguf::Gguf;
 use strata_model::qwen4exp::{Config, memory_shape};
 use strata_store::plan::{Drive, MachineFacts, Plan, Request};
 
-use crate::{EngineError, Machine, Memory, ModelOptions};
+use crate::{EngineError, EngineOptions, Machine, Memory};
 
-/// What a user asks for.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct PlanRequest {
-    /// The most memory of the whole process; `None`: what the machine can spare.
-    pub memory_bytes: Option<u64>,
-    /// The most memory of the experts' arena; `None`: what is left.
-    pub arena_bytes: Option<u64>,
-    /// Tokens of context; `None`: the smaller of the model's own and 32,768.
-    pub context_tokens: Option<usize>,
-    /// Tokens of a pass; `None`: as memory allows.
-    pub pass_tokens: Option<usize>,
-    /// Whether everything is computed, and the context kept, in float32.
-    pub is_precise: bool,
-    /// What the drive reads in a second, if that is known.
-    pub drive_bytes_per_second: Option<u64>,
-}
-
-/// The plan of a file's model on this machine.
+/// The plan by which a file's model would be opened on this machine. `drive_bytes_per_second` is what the drive reads, if
+/// that is known.
 ///
 /// # Errors
 /// When the file is no model that can be run, or memory does not suffice.
-pub fn plan(path: &Path, request: &PlanRequest) -> Result<Plan, EngineError> {
-    let gguf = Gguf::open(path)?;
+pub fn plan(path: &Path, options: &EngineOptions, drive_bytes_per_second: Option<u64>) -> Result<Plan, EngineError> {
+    plan_of(&Gguf::open(path)?, path, options, drive_bytes_per_second)
+}
+
+/// Records on their way at a time, at least, unless the user says how many.
+const LEAST_DEPTH: u32 = 8;
+
+pub(crate) fn plan_of(
+    gguf: &Gguf,
+    path: &Path,
+    options: &EngineOptions,
+    drive_bytes_per_second: Option<u64>,
+) -> Result<Plan, EngineError> {
     let load = |source| EngineError::Load { path: path.to_owned(), source };
-    let config = Config::read(&gguf, None).map_err(load)?;
-    let shape = memory_shape(&gguf, &config, ModelOptions::default().strip_rows).map_err(load)?;
+    let config = Config::read(gguf, options.model.block_tokens).map_err(load)?;
+    let context_tokens = options.model.context_tokens.unwrap_or_else(|| config.default_context_tokens());
+    let strip_rows = options.model.strip_rows.min(context_tokens);
+    let shape = memory_shape(gguf, &config, strip_rows).map_err(load)?;
     // The latency of a drive is not known before it is measured.
-    let drive = request.drive_bytes_per_second.map(|bytes_per_second| Drive { bytes_per_second, latency_ns: 0 });
-    let machine = facts(&Machine::detect(), drive);
+    let drive = drive_bytes_per_second.map(|bytes_per_second| Drive { bytes_per_second, latency_ns: 0 });
+    let threads = if options.threads == 0 { None } else { Some(options.threads as u64) };
+    let machine = facts(&Machine::detect(), threads, drive);
+    let isa = options.isa.unwrap_or_else(Isa::best);
     let request = Request {
-        memory_bytes: request.memory_bytes,
-        arena_bytes: request.arena_bytes,
-        context_tokens: request.context_tokens.unwrap_or_else(|| config.default_context_tokens()) as u64,
-        pass_tokens: request.pass_tokens.map(|tokens| tokens as u64),
-        is_precise: request.is_precise || Isa::best().fastest_arithmetic() == Arithmetic::Float32,
-        ..Request::default()
+        memory_bytes: options.memory_bytes,
+        arena_bytes: options.arena_bytes,
+        context_tokens: context_tokens as u64,
+        pass_tokens: options.pass_tokens.map(|tokens| tokens as u64),
+        is_precise: options.is_precise || isa.fastest_arithmetic() == Arithmetic::Float32,
+        io_depth: u64::from(options.model.streaming.depth.unwrap_or(LEAST_DEPTH)),
     };
     Ok(strata_store::plan::plan(&shape, &machine, &request)?)
 }
 
-fn facts(machine: &Machine, drive: Option<Drive>) -> MachineFacts {
+fn facts(machine: &Machine, threads: Option<u64>, drive: Option<Drive>) -> MachineFacts {
     let Memory { total_bytes, available_bytes, group, lock_limit_bytes, page_bytes } = machine.memory;
     MachineFacts {
         total_bytes,
@@ -58,7 +57,7 @@ fn facts(machine: &Machine, drive: Option<Drive>) -> MachineFacts {
         group_used_bytes: group.map_or(0, |group| group.used_bytes),
         lock_limit_bytes,
         page_bytes,
-        threads: machine.threads as u64,
+        threads: threads.unwrap_or(machine.threads as u64),
         drive,
     }
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use serde_json::{Value, json};
-use strata_engine::bench::{Workload, measure};
+use strata_engine::bench::{Decode, measure};
 use strata_engine::{Engine, EngineOptions, Stop, Timeline, Totals, Trace};
 use strata_store::scheduler::Class;
 use strata_store::timeline::{Lane, Recording, Span};
@@ -422,7 +422,7 @@ fn a_run_is_recorded() {
     let mut options = EngineOptions { threads: 1, ..EngineOptions::default() };
     options.model.timeline = timeline.clone();
     let mut engine = Engine::open(&model, &options).unwrap();
-    let work = Workload::Decode { context: vec![5, 6, 7], ids: vec![8, 9] };
+    let work = Decode { context: vec![5, 6, 7], ids: vec![8, 9] };
     let before = Instant::now();
     measure(std::slice::from_mut(&mut engine), &work, 1, &Stop::new(false)).unwrap();
     let elapsed_ns = before.elapsed().as_nanos() as u64;

@@ -128,7 +128,7 @@ impl Gguf {
     /// Fills `bytes` from a file of the model, from `offset` bytes after its start.
     ///
     /// # Errors
-    /// When the system cannot read, or the file ends before.
+    /// When the system cannot read, tried twice, or the file ends before.
     ///
     /// # Panics
     /// When there is no file of this index.
@@ -163,12 +163,13 @@ impl ModelFile {
         if wanted_bytes > left_bytes {
             return Err(Problem::ShortRead { offset, wanted_bytes, got_bytes: left_bytes });
         }
-        let mut got = 0;
+        let (mut got, mut retried) = (0, false);
         while got < bytes.len() {
             match self.file.read_at(&mut bytes[got..], offset + got as u64) {
                 Ok(0) => return Err(Problem::ShortRead { offset, wanted_bytes, got_bytes: got as u64 }),
                 Ok(count) => got += count,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) if !std::mem::replace(&mut retried, true) => {}
                 Err(error) => return Err(Problem::Io { action: "read the file", error }),
             }
         }

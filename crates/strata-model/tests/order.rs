@@ -6,11 +6,12 @@ mod common;
 use std::sync::{Arc, Mutex};
 
 use common::{Recorded, data, logits, max_difference};
-use strata_backend::{Backend, Call, CpuBackend, Isa, RecordingBackend};
+use strata_backend::{Backend, Call, Choice, CpuBackend, Isa, RecordingBackend};
 use strata_gguf::Gguf;
 use strata_model::ModelError;
 use strata_model::qwen4exp::{LayerView, Model, Moment, Observer, Options, Rows, Unobserved};
-use strata_store::{Demand, ExpertStore, FileReader, Records, ResidentStore, Slot, StoreError};
+use strata_store::reads::{self, ReaderKind};
+use strata_store::{Demand, ExpertId, ExpertStore, PassKind, Slot, StoreError, StreamingStore};
 
 fn oracle(name: &str) -> Gguf {
     Gguf::open(&data(&format!("oracle/{name}/model-f16.gguf"))).unwrap()
@@ -30,23 +31,29 @@ struct Script {
     slots_out: i64,
 }
 
-/// A resident store that follows a script.
+/// A store that follows a script.
 struct Watched {
-    inner: ResidentStore,
+    inner: StreamingStore,
     script: Arc<Mutex<Script>>,
     waiting: Vec<Slot>,
-}
-
-impl Watched {
-    fn boxed(gguf: &Gguf, records: &Records, script: &Arc<Mutex<Script>>) -> Box<dyn ExpertStore> {
-        let reader = FileReader::new(gguf.reopen_files().unwrap());
-        let areas = RecordingBackend::default().allocate_areas(&ResidentStore::area_bytes(records)).unwrap();
-        let inner = ResidentStore::load(records, &reader, areas).unwrap();
-        Box::new(Self { inner, script: script.clone(), waiting: Vec::new() })
-    }
+    /// The layer whose experts are all in `waiting`, or were.
+    gathered: Option<u32>,
 }
 
 impl ExpertStore for Watched {
+    fn begin_pass(&mut self, kind: PassKind) {
+        self.gathered = None;
+        self.inner.begin_pass(kind);
+    }
+
+    fn poll(&mut self) {
+        self.inner.poll();
+    }
+
+    fn end_pass(&mut self) {
+        self.inner.end_pass();
+    }
+
     fn demand(&mut self, layer: u32, experts: &[Demand]) -> Result<(), StoreError> {
         let mut script = self.script.lock().unwrap();
         script.log.push(format!("demand {layer}"));
@@ -80,7 +87,13 @@ impl ExpertStore for Watched {
             });
         }
         if script.reversed {
-            self.inner.ready(layer, &mut self.waiting)?;
+            // All are waited for first, so that what came last can go first.
+            let mut before = None;
+            while self.gathered != Some(layer) && before != Some(self.waiting.len()) {
+                before = Some(self.waiting.len());
+                self.inner.ready(layer, &mut self.waiting)?;
+            }
+            self.gathered = Some(layer);
             slots.extend(self.waiting.pop());
         } else {
             self.inner.ready(layer, slots)?;
@@ -102,7 +115,9 @@ impl ExpertStore for Watched {
 
 fn watched(name: &str, backend: Box<dyn Backend>, options: Options, script: Script) -> (Model, Arc<Mutex<Script>>) {
     let (gguf, script) = (oracle(name), Arc::new(Mutex::new(script)));
-    let model = Model::load_with_store(&gguf, backend, options, |records| Watched::boxed(&gguf, records, &script));
+    let open = |files: &[_], areas: &[_], depth| reads::open(ReaderKind::Auto, files, areas, depth);
+    let wrap = |inner| Box::new(Watched { inner, script: script.clone(), waiting: Vec::new(), gathered: None }) as _;
+    let model = Model::load_with(&gguf, backend, options, &open, wrap);
     (model.unwrap(), script)
 }
 
@@ -123,7 +138,7 @@ fn a_pass_goes_through_a_layer_strip_by_strip_before_the_next_layer() {
 
     let recorded = recording.lock().unwrap();
     assert_eq!(recorded.unread_results, 0, "tickets were left behind");
-    let mut calls = recorded.calls.iter();
+    let mut calls = recorded.calls.iter().peekable();
     assert_eq!(calls.next(), Some(&Call::Embed { first_row: 0, ids: ids.to_vec() }));
     for layer in 0..8 {
         for rows in [0..3, 3..6, 6..7] {
@@ -143,7 +158,13 @@ fn a_pass_goes_through_a_layer_strip_by_strip_before_the_next_layer() {
             assert_eq!(calls.next(), Some(&Call::Route { rows }));
         }
         // The recording backend sends row r to experts r, r + 1, r + 2, r + 3: 7 rows use experts 0 to 9, each once.
-        let Some(Call::Experts { experts, choices }) = calls.next() else { panic!("experts of layer {layer}") };
+        // In as many groups as they arrived in.
+        let (mut experts, mut choices) = (Vec::<ExpertId>::new(), Vec::<Choice>::new());
+        while let Some(Call::Experts { experts: more, choices: more_choices }) = calls.peek() {
+            experts.extend(more);
+            choices.extend(more_choices);
+            calls.next();
+        }
         let mut indexes: Vec<_> = experts.iter().map(|id| id.index).collect();
         indexes.sort_unstable();
         assert_eq!(indexes, (0..10).collect::<Vec<_>>());

@@ -23,6 +23,14 @@ pub enum StoreError {
         /// What the system said.
         source: std::io::Error,
     },
+    /// A file that was open before cannot be opened once more.
+    #[error("{}: cannot open it for reading: {source}", file.display())]
+    Open {
+        /// The file.
+        file: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
     /// The file ended first.
     #[error(
         "{}: the file ends after {got_bytes} of the {wanted_bytes} bytes wanted at offset {offset}: \
@@ -59,5 +67,42 @@ pub enum StoreError {
         needed_bytes: u64,
         /// Bytes of all areas.
         given_bytes: u64,
+    },
+    /// A read did not end.
+    #[error(
+        "{}: reading {wanted_bytes} bytes at offset {offset} has not ended for {waited_s:.1} s (after {got_bytes} bytes): \
+         the drive does not answer",
+        file.display()
+    )]
+    Stuck {
+        /// The file.
+        file: PathBuf,
+        /// Bytes from its start.
+        offset: u64,
+        /// Bytes asked for.
+        wanted_bytes: usize,
+        /// Bytes that came.
+        got_bytes: usize,
+        /// Seconds since it was started.
+        waited_s: f64,
+    },
+    /// The system does not read at all.
+    #[error("the system refuses to read by {port}: {source}")]
+    Port {
+        /// How it was to read.
+        port: String,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The arena is smaller than the smallest legal one.
+    #[error(transparent)]
+    ArenaTooSmall(#[from] crate::scheduler::ArenaTooSmall),
+    /// A record that a pass needs could not be read.
+    #[error("{expert} could not be read: {source}")]
+    Expert {
+        /// Whose record.
+        expert: ExpertId,
+        /// Why.
+        source: Box<StoreError>,
     },
 }

@@ -6,22 +6,26 @@
 //! tried once more and then ends the request with an error that names file, offset, wanted and got.
 //! Refuses: to know what the bytes mean, or to allocate the memory that it fills.
 
+// Arenas are written by reads that go on beside computation.
+#![allow(unsafe_code)]
+
 mod area;
 mod error;
 pub mod plan;
-mod reader;
+pub mod reads;
 mod record;
-mod resident;
 mod rows;
 pub mod scheduler;
+pub mod sim;
+mod streaming;
+pub mod system;
 pub mod timeline;
 
-pub use area::Area;
+pub use area::{Area, PAGE_BYTES};
 pub use error::StoreError;
-pub use reader::{FileReader, Reader};
 pub use record::{ExpertId, LayerRecords, Part, PartRange, Records};
-pub use resident::ResidentStore;
-pub use rows::RowTable;
+pub use rows::{RowCounts, RowTable, TablePlace};
+pub use streaming::{Lookahead, StreamingOptions, StreamingStore, Usage};
 
 /// How many rows of a pass use one expert of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +42,7 @@ pub struct Demand {
 /// [`ExpertStore::release`].
 pub struct Slot {
     id: ExpertId,
+    slot: scheduler::SlotId,
     area: std::sync::Arc<Area>,
     /// Bytes of the area: gate, up, down.
     parts: [std::ops::Range<usize>; 3],
@@ -51,16 +56,21 @@ impl Slot {
 
     /// The bytes of one of its matrices.
     pub fn part(&self, part: Part) -> &[u8] {
-        &self.area.bytes()[self.parts[part as usize].clone()]
+        // SAFETY: a slot is a claim: nobody writes to its record while it is out.
+        unsafe { self.area.bytes(self.parts[part as usize].clone()) }
     }
 }
 
 /// Where a layer's experts come from.
 ///
-/// For each layer of a pass, in order: [`demand`](Self::demand) once for each strip that was routed,
-/// [`close`](Self::close) when the last one was, then [`ready`](Self::ready) until it says that there are no more; each
-/// slot goes back by [`release`](Self::release).
+/// After [`begin_pass`](Self::begin_pass), for each layer in order: [`demand`](Self::demand) once for each strip that was
+/// routed, [`close`](Self::close) when the last one was, then [`ready`](Self::ready) until it says that there are no more;
+/// each slot goes back by [`release`](Self::release). At the end [`end_pass`](Self::end_pass), or anywhere
+/// [`abandon`](Self::abandon).
 pub trait ExpertStore: Send {
+    /// The layers of a pass follow.
+    fn begin_pass(&mut self, kind: PassKind);
+
     /// Rows of `layer` were routed to these experts. May be called again with more rows before the layer is closed.
     ///
     /// # Errors
@@ -80,12 +90,25 @@ pub trait ExpertStore: Send {
     /// appends none when all of the layer's have been handed out. The order is the store's own.
     ///
     /// # Errors
-    /// When a record could not be read.
+    /// When a record could not be read; nothing was appended then.
     fn ready(&mut self, layer: u32, slots: &mut Vec<Slot>) -> Result<(), StoreError>;
 
     /// Takes a slot back: its memory may be used for another record.
     fn release(&mut self, slot: Slot);
 
+    /// Between operations of a pass: looks after reads under way, waiting for none.
+    fn poll(&mut self);
+
+    /// All layers are done.
+    fn end_pass(&mut self);
+
     /// The pass was given up: what was demanded and not handed out is not needed any more.
     fn abandon(&mut self);
+
+    /// The store that streams, if this is it.
+    fn as_streaming(&mut self) -> Option<&mut StreamingStore> {
+        None
+    }
 }
+
+pub use scheduler::PassKind;

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::reads::FileRange;
+
 /// One routed expert of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ExpertId {
@@ -46,6 +48,14 @@ pub struct PartRange {
     pub len_bytes: u64,
 }
 
+impl PartRange {
+    /// The matrix of one expert.
+    pub fn range(&self, expert: u32) -> FileRange {
+        let offset = self.offset + u64::from(expert) * self.stride_bytes;
+        FileRange { file: self.file, offset, len_bytes: self.len_bytes as usize }
+    }
+}
+
 /// The records of one layer.
 #[derive(Clone, Debug)]
 pub struct LayerRecords {
@@ -67,9 +77,16 @@ impl LayerRecords {
 pub struct Records {
     /// By layer.
     pub layers: Vec<LayerRecords>,
+    /// Experts of a layer that one token uses.
+    pub top_k: u32,
 }
 
 impl Records {
+    /// Experts of all layers.
+    pub fn experts(&self) -> u64 {
+        self.layers.iter().map(|l| u64::from(l.experts)).sum()
+    }
+
     /// Bytes of all records.
     pub fn total_bytes(&self) -> u64 {
         self.layers.iter().map(|l| u64::from(l.experts) * l.record_bytes()).sum()

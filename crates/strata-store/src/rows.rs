@@ -1,100 +1,298 @@
-//! A table of equal rows that stays on the drive; single rows are fetched.
+//! A table of equal rows, of which a pass needs some: gathered beside computation, strip by strip.
+//!
+//! Owns: the reads of rows, and the rows gathered for this pass and the next. Promises: rows come in the order in which they
+//! were asked for, whatever the order of reads; reads follow the order of the file within a strip; pages that rows share are
+//! read once a strip. Refuses: to know what rows mean.
 
-use std::sync::Arc;
-use std::time::Instant;
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::time::{Duration, Instant};
 
+use crate::reads::{Done, FileRange, ReadQueue};
 use crate::timeline::{Lane, Timeline};
-use crate::{Reader, StoreError};
+use crate::{Area, PAGE_BYTES, StoreError};
+
+/// Rows of a table in a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TablePlace {
+    /// Index of the file.
+    pub file: usize,
+    /// Bytes from its start to row 0.
+    pub offset: u64,
+    /// Bytes of a row.
+    pub row_bytes: usize,
+    /// Rows.
+    pub rows: u64,
+}
+
+impl TablePlace {
+    fn range(&self, row: u64) -> FileRange {
+        let offset = self.offset + row * self.row_bytes as u64;
+        FileRange { file: self.file, offset, len_bytes: self.row_bytes }
+    }
+}
+
+/// Counts of a table since it was opened; they only grow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RowCounts {
+    /// Rows asked for.
+    pub rows: u64,
+    /// Reads done.
+    pub reads: u64,
+    /// Bytes of the pages that they read.
+    pub read_bytes: u64,
+    /// Time that passes have waited for rows.
+    pub exposed_wait: Duration,
+}
 
 /// A table whose rows are gathered by number, never loaded whole.
 pub struct RowTable {
-    reader: Arc<dyn Reader>,
-    file: usize,
-    offset: u64,
-    row_bytes: usize,
-    rows: u64,
+    place: TablePlace,
+    // Before the windows: dropping it waits until nothing writes there.
+    queue: ReadQueue,
+    /// Where reads land, one window for each read at a time.
+    windows: Area,
+    free_windows: Vec<u32>,
+    /// Of the pass at hand, then of those that follow.
+    gathers: VecDeque<Gather>,
+    /// By window.
+    reading: Vec<Option<Reading>>,
+    /// Given to the next gather, to be told apart from reads for those that were given up.
+    next_gather: u64,
+    counts: RowCounts,
     timeline: Timeline,
+    done: Vec<Done>,
+}
+
+/// Rows for one pass.
+struct Gather {
+    number: u64,
+    ids: Vec<u64>,
+    /// Places in `ids`: strips in order, rows of a strip in the order of the file.
+    order: Vec<u32>,
+    /// Rows of a strip.
+    strip: usize,
+    /// How many of `order` have been started.
+    started: usize,
+    /// Rows of each strip that are missing.
+    missing: Vec<usize>,
+    /// When the first of each strip was asked for.
+    since: Vec<Option<Instant>>,
+    bytes: Vec<u8>,
+    error: Option<StoreError>,
+}
+
+/// A read, and which rows of which gather it brings.
+struct Reading {
+    gather: u64,
+    /// Of the gather's order.
+    rows: Range<usize>,
+    range: FileRange,
 }
 
 impl RowTable {
-    /// The table of `rows` rows of `row_bytes` bytes that begins at `offset` of `file`.
-    pub fn new(reader: Arc<dyn Reader>, file: usize, offset: u64, row_bytes: usize, rows: u64) -> Self {
-        Self { reader, file, offset, row_bytes, rows, timeline: Timeline::off() }
+    /// Reads at a time: rows are small, so that a drive wants many.
+    pub const READS: usize = 128;
+
+    /// The most bytes of memory that reads of a row may need.
+    fn window_bytes(row_bytes: usize) -> usize {
+        row_bytes.next_multiple_of(PAGE_BYTES) + PAGE_BYTES
     }
 
-    /// Records on `timeline` when rows are read.
+    /// A table that is read through `queue`; `None` when there is no memory for the reads.
+    pub fn new(place: TablePlace, queue: ReadQueue) -> Option<Self> {
+        let depth = queue.room();
+        Some(Self {
+            windows: Area::allocate(depth.checked_mul(Self::window_bytes(place.row_bytes))?)?,
+            free_windows: (0..depth as u32).rev().collect(),
+            gathers: VecDeque::new(),
+            reading: std::iter::repeat_with(|| None).take(depth).collect(),
+            next_gather: 0,
+            counts: RowCounts::default(),
+            timeline: Timeline::off(),
+            done: Vec::with_capacity(depth),
+            place,
+            queue,
+        })
+    }
+
+    /// Records on `timeline` when rows are read and waited for.
     pub fn recorded(self, timeline: Timeline) -> Self {
         Self { timeline, ..self }
     }
 
-    /// Bytes of a row.
-    pub fn row_bytes(&self) -> usize {
-        self.row_bytes
+    /// Where the table lies.
+    pub fn place(&self) -> TablePlace {
+        self.place
     }
 
-    /// Fills `out` with the rows `ids`, one after another in the order asked for.
-    ///
-    /// They are read in the order in which they lie in the file, each distinct row once.
+    /// What was counted so far.
+    pub fn counts(&self) -> RowCounts {
+        self.counts
+    }
+
+    /// Passes whose rows are being gathered or waited for.
+    pub fn gathers(&self) -> usize {
+        self.gathers.len()
+    }
+
+    /// Begins to gather the rows `ids` for the pass after those that were begun before, in strips of `strip_ids`.
     ///
     /// # Errors
-    /// When a row does not exist or cannot be read.
-    pub fn gather(&self, ids: &[u64], out: &mut [u8]) -> Result<(), StoreError> {
-        assert_eq!(out.len(), ids.len() * self.row_bytes, "room for the rows");
-        if let Some(&row) = ids.iter().find(|row| **row >= self.rows) {
-            return Err(StoreError::NoSuchRow { row, rows: self.rows });
+    /// When a row does not exist, or reading does not work at all.
+    pub fn begin(&mut self, ids: &[u64], strip_ids: usize) -> Result<(), StoreError> {
+        if let Some(&row) = ids.iter().find(|row| **row >= self.place.rows) {
+            return Err(StoreError::NoSuchRow { row, rows: self.place.rows });
         }
-        let start = Instant::now();
-        let mut bytes = 0;
-        let mut order: Vec<usize> = (0..ids.len()).collect();
-        order.sort_unstable_by_key(|&i| ids[i]);
-        let mut before: Option<usize> = None;
-        for i in order {
-            let at = i * self.row_bytes;
-            match before {
-                Some(b) if ids[b] == ids[i] => out.copy_within(b * self.row_bytes..(b + 1) * self.row_bytes, at),
-                _ => {
-                    let offset = self.offset + ids[i] * self.row_bytes as u64;
-                    self.reader.read(self.file, offset, &mut out[at..at + self.row_bytes])?;
-                    bytes += self.row_bytes as u64;
-                }
+        let strip = strip_ids.max(1);
+        let mut order: Vec<u32> = (0..ids.len() as u32).collect();
+        order.chunks_mut(strip).for_each(|places| places.sort_unstable_by_key(|place| ids[*place as usize]));
+        self.gathers.push_back(Gather {
+            number: self.next_gather,
+            order,
+            strip,
+            started: 0,
+            missing: ids.chunks(strip).map(<[u64]>::len).collect(),
+            since: vec![None; ids.len().div_ceil(strip)],
+            bytes: vec![0; ids.len() * self.place.row_bytes],
+            ids: ids.to_vec(),
+            error: None,
+        });
+        self.next_gather += 1;
+        self.counts.rows += ids.len() as u64;
+        self.poll()
+    }
+
+    /// Looks what has arrived, and starts what can be started.
+    ///
+    /// # Errors
+    /// When reading does not work at all.
+    pub fn poll(&mut self) -> Result<(), StoreError> {
+        self.collect(false)?;
+        self.start_reads()
+    }
+
+    /// The rows of a strip of the pass at hand, in the order asked for; waits for them.
+    ///
+    /// # Errors
+    /// When one of the pass's rows could not be read.
+    ///
+    /// # Panics
+    /// When no pass was begun, or it has no such strip.
+    pub fn strip(&mut self, strip: usize) -> Result<&[u8], StoreError> {
+        self.poll()?;
+        while self.gathers[0].missing[strip] > 0 {
+            if let Some(error) = self.gathers[0].error.take() {
+                return Err(error);
             }
-            before = Some(i);
+            let start = Instant::now();
+            let result = self.collect(true);
+            let end = Instant::now();
+            self.counts.exposed_wait += end - start;
+            self.timeline.span(Lane::Waits, "n-gram rows", None, start, end);
+            result?;
+            self.start_reads()?;
         }
-        // Who gathers waits for it.
-        let end = Instant::now();
-        self.timeline.read_rows(None, bytes, start, end);
-        self.timeline.span(Lane::Waits, "n-gram rows", None, start, end);
-        Ok(())
+        let gather = &self.gathers[0];
+        let from = strip * gather.strip * self.place.row_bytes;
+        let to = gather.bytes.len().min(from + gather.strip * self.place.row_bytes);
+        Ok(&gather.bytes[from..to])
+    }
+
+    /// The pass at hand needs its rows no more.
+    pub fn finish(&mut self) {
+        self.gathers.pop_front();
+    }
+
+    /// No pass needs its rows any more.
+    pub fn abandon(&mut self) {
+        self.gathers.clear();
+    }
+
+    fn start_reads(&mut self) -> Result<(), StoreError> {
+        let mut any = false;
+        while !self.free_windows.is_empty()
+            && let Some((gather, rows)) = self.next_read()
+        {
+            let Some(window) = self.free_windows.pop() else { break };
+            let first = self.gathers[gather].row(rows.start, self.place);
+            let last = self.gathers[gather].row(rows.end - 1, self.place);
+            let len_bytes = (last.offset - first.offset) as usize + last.len_bytes;
+            let range = FileRange { len_bytes, ..first };
+            let waiting = &mut self.gathers[gather];
+            waiting.started = rows.end;
+            waiting.since[rows.start / waiting.strip].get_or_insert_with(Instant::now);
+            self.reading[window as usize] = Some(Reading { gather: self.gathers[gather].number, rows, range });
+            // SAFETY: inside of the windows' memory: one of its windows.
+            let memory =
+                unsafe { self.windows.start().add(window as usize * Self::window_bytes(self.place.row_bytes)) };
+            // SAFETY: the window is this read's alone until it has ended.
+            unsafe { self.queue.start(u64::from(window), range, memory) };
+            any = true;
+        }
+        if any { self.queue.submit() } else { Ok(()) }
+    }
+
+    /// The rows to be read next, with the pass that needs them: the next row, and those after it that lie in its pages.
+    fn next_read(&self) -> Option<(usize, Range<usize>)> {
+        let gather = self.gathers.iter().position(|gather| gather.started < gather.order.len())?;
+        let Gather { order, strip, started, .. } = &self.gathers[gather];
+        let first = self.gathers[gather].row(*started, self.place);
+        let pages_end = first.offset - first.shift() as u64 + first.window_bytes() as u64;
+        let strip_end = order.len().min((started / strip + 1) * strip);
+        let ends_inside = |at: &usize| {
+            let row = self.gathers[gather].row(*at, self.place);
+            row.offset + row.len_bytes as u64 <= pages_end
+        };
+        let more = (started + 1..strip_end).take_while(ends_inside).count();
+        Some((gather, *started..started + 1 + more))
+    }
+
+    fn collect(&mut self, wait: bool) -> Result<(), StoreError> {
+        let mut done = std::mem::take(&mut self.done);
+        let result = self.queue.take(wait, &mut done);
+        for Done { tag, result } in done.drain(..) {
+            self.read_done(tag as u32, result);
+        }
+        self.done = done;
+        result
+    }
+
+    fn read_done(&mut self, window: u32, result: Result<(), StoreError>) {
+        let Reading { gather, rows, range } = self.reading[window as usize].take().expect("a read of the window");
+        self.free_windows.push(window);
+        self.counts.reads += 1;
+        self.counts.read_bytes += range.window_bytes() as u64;
+        let place = self.place;
+        // What nobody needs any more is dropped.
+        let Some(gather) = self.gathers.iter_mut().find(|waiting| waiting.number == gather) else { return };
+        if let Err(error) = result {
+            gather.error.get_or_insert(error);
+            return;
+        }
+        let start = window as usize * Self::window_bytes(place.row_bytes) + range.shift();
+        // SAFETY: the read has ended, and the window is not in use until the next one is started.
+        let bytes = unsafe { self.windows.bytes(start..start + range.len_bytes) };
+        for at in rows {
+            let from = (gather.row(at, place).offset - range.offset) as usize;
+            let to = gather.order[at] as usize;
+            gather.bytes[to * place.row_bytes..][..place.row_bytes].copy_from_slice(&bytes[from..][..place.row_bytes]);
+            let strip = to / gather.strip;
+            gather.missing[strip] -= 1;
+            if let (0, Some(since)) = (gather.missing[strip], gather.since[strip]) {
+                let bytes = (gather.strip * place.row_bytes) as u64;
+                self.timeline.read_rows(None, bytes, since, Instant::now());
+            }
+        }
+    }
+}
+
+impl Gather {
+    /// Where the row lies that comes at this place of the order.
+    fn row(&self, at: usize, place: TablePlace) -> FileRange {
+        place.range(self.ids[self.order[at] as usize])
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::Mutex;
-
-    use super::*;
-
-    /// Every byte at offset `o` is `o`; remembers the offsets read.
-    struct Ramp(Mutex<Vec<u64>>);
-
-    impl Reader for Ramp {
-        fn read(&self, _file: usize, offset: u64, out: &mut [u8]) -> Result<(), StoreError> {
-            self.0.lock().unwrap().push(offset);
-            (offset..).zip(out).for_each(|(o, b)| *b = o as u8);
-            Ok(())
-        }
-    }
-
-    #[test]
-    fn rows_come_in_the_order_asked_for_and_are_read_once_in_file_order() {
-        let ramp = Arc::new(Ramp(Mutex::default()));
-        let table = RowTable::new(ramp.clone(), 0, 10, 3, 5);
-        let mut out = [0; 15];
-        table.gather(&[4, 0, 2, 0, 4], &mut out).unwrap();
-        assert_eq!(out, [22, 23, 24, 10, 11, 12, 16, 17, 18, 10, 11, 12, 22, 23, 24]);
-        assert_eq!(*ramp.0.lock().unwrap(), [10, 16, 22]);
-        let error = table.gather(&[0, 5], &mut out[..6]).unwrap_err();
-        assert_eq!(error.to_string(), "row 5 of a table of 5 rows was asked for");
-        table.gather(&[], &mut []).unwrap();
-    }
-}
+mod tests;

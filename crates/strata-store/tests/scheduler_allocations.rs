@@ -37,7 +37,7 @@ const EXPERTS: u32 = 30;
 fn main() {
     let all: Vec<_> = (0..EXPERTS).map(|expert| Demand { expert, tokens: 1 + expert % 3 }).collect();
     let hot: Vec<_> = (0..20).map(|index| ExpertId { layer: 1, index }).collect();
-    for slots in [10, 24, 100] {
+    for slots in [13, 24, 100] {
         let record_bytes = vec![1000; LAYERS as usize];
         let limits = Limits { record_bytes, experts: EXPERTS, top_k: 3, slots, depth: 4 };
         let mut scheduler = Scheduler::new(limits, &hot).expect("large enough");
@@ -45,6 +45,9 @@ fn main() {
         for (i, kind) in [PassKind::Prompt, PassKind::Decode, PassKind::Decode].into_iter().enumerate() {
             // In the first pass all reads fail: as many failures as there can be.
             pass(&mut scheduler, kind, &all, i == 0);
+            scheduler.clear_ring();
+            scheduler.shrink(slots - i as u32 * slots / 10).expect("large enough");
+            while scheduler.next_retired().is_some() {}
         }
         assert_eq!(ALLOCATIONS.load(SeqCst) - before, 0, "allocations with {slots} slots");
         let counts = scheduler.counts();

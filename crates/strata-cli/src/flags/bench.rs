@@ -8,9 +8,9 @@ use super::{EngineFlags, IsaFlag, ModelFlags, at_least_one, thread_count};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum BenchCommand {
-    /// Time a prompt, with all experts in memory.
+    /// Time a prompt, and the least time that reading and that computing it can take.
     Prefill(PrefillFlags),
-    /// Time tokens one by one after a prompt, with all experts in memory.
+    /// Time tokens one by one after a prompt.
     Decode(DecodeFlags),
     /// Time each kernel alone and hold it against the machine's limits.
     Kernels(KernelsFlags),
@@ -21,6 +21,12 @@ pub(crate) struct PrefillFlags {
     /// Tokens of the prompt.
     #[arg(short = 'n', long, value_name = "N", default_value_t = 512, value_parser = at_least_one)]
     pub(crate) tokens: usize,
+    /// Do not measure floors: each takes about as long as a run.
+    #[arg(long)]
+    pub(crate) no_floors: bool,
+    /// Time computation alone, with any records that are in memory: the compute floor.
+    #[arg(long, conflicts_with = "no_floors")]
+    pub(crate) fake_stream: bool,
     #[command(flatten)]
     pub(crate) timing: TimingFlags,
 }
@@ -46,7 +52,8 @@ pub(crate) struct TimingFlags {
     /// File with the text to read [default: the ids a synthetic file names, or the shipped text].
     #[arg(long, value_name = "FILE")]
     pub(crate) text: Option<PathBuf>,
-    /// Compare two values of a setting in turns: KEY=A,B with a key of isa, threads, precise, pass, strip.
+    /// Compare two values of a setting in turns: KEY=A,B, as in lookahead=off,router, with a key of arena-gb,
+    /// forecast-min, io, io-depth, isa, lookahead, memory-gb, pass, ple, precise, strip, threads.
     #[arg(long, value_name = "KEY=A,B")]
     pub(crate) compare: Option<String>,
     /// Show where the time goes, on standard error.

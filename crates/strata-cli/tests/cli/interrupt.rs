@@ -38,7 +38,7 @@ fn a_run_keeps_what_it_wrote() {
     let ran = end(child);
     assert_eq!(ran.code, Some(130), "{ran:?}");
     assert!(ran.stdout.ends_with('\n'), "{ran:?}");
-    assert!(ran.stderr.starts_with("[prompt: ") && ran.stderr.ends_with(", stopped]\n"), "{ran:?}");
+    assert!(ran.stderr.contains("\n[prompt: ") && ran.stderr.ends_with(", stopped]\n"), "{ran:?}");
 }
 
 /// The whole prompt is one pass, and takes far longer than the signal takes to come.
@@ -76,6 +76,8 @@ fn a_chat_goes_on_after_a_stopped_answer() {
     writeln!(stdin, "Count: {COUNTING}").unwrap();
     child.stdout.as_mut().unwrap().read_exact(&mut [0; 2]).unwrap();
     interrupt(&child);
+    notes.read_line(&mut note).unwrap();
+    assert!(note.starts_with("strata: plan: "), "{note:?}");
     notes.read_line(&mut note).unwrap();
     assert!(note.ends_with(", stopped]\n"), "{note:?}");
 

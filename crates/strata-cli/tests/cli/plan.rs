@@ -36,8 +36,9 @@ fn the_shipped_model_is_resident() {
     assert_eq!(number(&shown, "experts"), 12 * 96);
     assert_eq!((number(&shown, "slots"), shown["limit"].as_str()), (12 * 96, Some("nothing")));
     assert_eq!((number(&shown, "slot_bytes"), number(&shown, "areas")), (SLOT_BYTES, 1));
-    // Two times top-8, and 32 reads in flight.
-    assert_eq!(number(&shown, "smallest_slots"), 2 * 8 + 32);
+    // Two times top-8, and 8 experts on their way.
+    assert_eq!(number(&shown, "smallest_slots"), 2 * 8 + 8);
+    assert_eq!(number(&plan(&["--io-depth", "32"]), "smallest_slots"), 2 * 8 + 32);
     let inspected: Value = serde_json::from_str(&strata(&["inspect", "--json"]).ok()).unwrap();
     // Three factors for each expert come to the dense weights, and 4 x 1,024 taps that the file has in F16 become float32.
     let dense = number(&inspected, "dense_bytes") + 12 * 12 * 96 + 2 * 4 * 1024;
@@ -78,7 +79,7 @@ fn errors_give_advice_that_works() {
     let less = format!("{:.2}", needed.parse::<f64>().unwrap() - 0.01);
     strata(&["plan", "--memory-gb", &less]).fails(1, &[&format!("it needs {needed} GiB")]);
 
-    strata(&["plan", "--arena-gb", "0.001"]).fails(1, &["an arena of 0.01 GiB is too small", "needs 48 slots"]);
+    strata(&["plan", "--arena-gb", "0.0005"]).fails(1, &["an arena of 0.01 GiB is too small", "needs 24 slots"]);
     strata(&["plan", "--context", "18446744073709551615"]).fails(1, &["no memory would be enough"]);
     strata(&["plan", "-m", "no-such.gguf"]).fails(1, &["no-such.gguf"]);
     if plan(&[])["budget_bytes"].is_number() {

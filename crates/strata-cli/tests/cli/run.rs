@@ -14,11 +14,12 @@ fn counts(stderr: &str) -> (usize, usize) {
 }
 
 #[test]
-fn text_goes_to_stdout_and_one_summary_line_to_stderr() {
+fn text_goes_to_stdout_and_a_plan_and_a_summary_to_stderr() {
     let ran = strata(&["run", "--temp", "0", "-n", "6", "What is a file?"]);
     assert_eq!(ran.code, Some(0), "{ran:?}");
     assert!(ran.stdout.ends_with('\n') && ran.stdout.trim().len() > 3, "{ran:?}");
-    assert_eq!(ran.stderr.lines().count(), 1, "{ran:?}");
+    assert_eq!(ran.stderr.lines().count(), 2, "{ran:?}");
+    assert!(ran.stderr.starts_with("strata: plan: ") && ran.stderr.contains("all 1152 experts"), "{ran:?}");
     assert!(ran.stderr.contains("tok/s") && ran.stderr.contains("stopped at --tokens"), "{ran:?}");
     let (_, written) = counts(&ran.stderr);
     assert_eq!(written, 6);
@@ -117,7 +118,7 @@ fn settings_beyond_reason_are_told_or_harmless() {
     let run = |more: &[&str]| strata(&[&["run", "--raw", "--seed", "7"], more, &["hi"]].concat());
     let usual = run(&["-n", "2"]).ok();
     assert_eq!(usual, run(&["-n", "2", "--pass", "1000000000000", "--strip", "1000000000000"]).ok());
-    run(&["--context", "1000000000000"]).fails(1, &["not enough memory"]);
+    run(&["--context", "1000000000000"]).fails(1, &["does not fit into", "a context of at most"]);
     run(&["--context", "18446744073709551615"]).fails(1, &["memory"]);
     run(&["--qsa-block", "1000000000000"]).fails(1, &["1000000000000"]);
     // Once an endless wait for a million threads.

@@ -4,12 +4,15 @@
 //! between the samples, so that they can be held against them.
 //! Refuses: to judge. It gives numbers.
 
+mod decode;
+pub mod drive;
 mod kernels;
-mod model;
+mod prefill;
 mod weights;
 
+pub use decode::{Decode, DecodeTiming, measure};
 pub use kernels::{KernelBench, KernelCase, KernelKind, KernelRate};
-pub use model::{ModelTiming, Workload, measure};
+pub use prefill::{Floors, PrefillRun};
 
 /// Samples of one quantity.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -4,9 +4,9 @@
 use std::ops::Range;
 
 use strata_backend::{Backend, Choice, Field, GroupEntry, MatrixId, PassId, Routes};
-use strata_store::{Demand, ExpertStore, Slot};
+use strata_store::{Demand, ExpertStore, PassKind, Slot};
 
-use super::{Layer, Model, Sequence, ple};
+use super::{Layer, Model, RowsWhen, Sequence, ple};
 use crate::ModelError;
 
 /// Of which of the tokens given to [`Model::forward`] the logits are wanted.
@@ -100,7 +100,7 @@ pub(super) struct Buffers {
     forecast: Routes,
     demand: DemandCount,
     ple_rows: Vec<u64>,
-    ple_bytes: Vec<u8>,
+    next_ple_rows: Vec<u64>,
     /// All choices of the layer, by expert.
     choices: Vec<Choice>,
     /// Where the choices of each expert begin.
@@ -128,9 +128,16 @@ impl Model {
         }
         self.check(sequence, ids)?;
         sequence.is_torn = true;
-        self.passes(sequence, ids, wanted, logits, observer).inspect_err(|_| self.store.abandon())?;
+        self.passes(sequence, ids, wanted, logits, observer).inspect_err(|_| self.give_up())?;
         sequence.is_torn = false;
         Ok(())
+    }
+
+    fn give_up(&mut self) {
+        self.store.abandon();
+        if let Some(module) = &mut self.ple {
+            module.table.abandon();
+        }
     }
 
     fn passes(
@@ -142,8 +149,8 @@ impl Model {
         observer: &mut dyn Observer,
     ) -> Result<(), ModelError> {
         let passes = ids.len().div_ceil(self.options.pass_tokens);
-        for (i, ids) in ids.chunks(self.options.pass_tokens).enumerate() {
-            self.pass(sequence, ids, observer)?;
+        for (i, (ids, next_ids)) in with_next(ids, self.options.pass_tokens).enumerate() {
+            self.pass(sequence, ids, next_ids, observer)?;
             match wanted {
                 Rows::All => {
                     for strip in strips(ids.len(), self.options.strip_rows) {
@@ -175,22 +182,59 @@ impl Model {
         Ok(self.backend.take_logits(ticket, logits)?)
     }
 
-    fn pass(&mut self, sequence: &mut Sequence, ids: &[u32], observer: &mut dyn Observer) -> Result<(), ModelError> {
+    fn pass(
+        &mut self,
+        sequence: &mut Sequence,
+        ids: &[u32],
+        next_ids: &[u32],
+        observer: &mut dyn Observer,
+    ) -> Result<(), ModelError> {
+        self.store.begin_pass(if ids.len() <= DECODE_ROWS { PassKind::Decode } else { PassKind::Prompt });
+        self.gather_ngrams(&sequence.window, ids, next_ids)?;
         self.backend.embed(self.pass, 0, self.head.embedding, ids)?;
-        let mut ple_rows = std::mem::take(&mut self.buffers.ple_rows);
-        ple_rows.clear();
-        if let Some(module) = &self.ple {
-            ple::rows(&module.config, &sequence.window, ids, &mut ple_rows);
-        }
-        for layer in 0..self.layers.len() {
-            self.layer(layer, sequence, ids.len(), &ple_rows, observer)?;
-        }
+        let ple_rows = std::mem::take(&mut self.buffers.ple_rows);
+        let layers = (0..self.layers.len()).try_for_each(|l| self.layer(l, sequence, ids.len(), &ple_rows, observer));
         self.buffers.ple_rows = ple_rows;
+        layers?;
+        self.store.end_pass();
         sequence.tokens += ids.len();
-        if let Some(module) = &self.ple {
+        if let Some(module) = &mut self.ple {
+            module.table.finish();
             sequence.window.extend_from_slice(ids);
             let keep = sequence.window.len().min(module.config.ngram - 1);
             sequence.window.drain(..sequence.window.len() - keep);
+        }
+        Ok(())
+    }
+
+    /// Says which table rows this pass and the next use, so that they are read in time.
+    fn gather_ngrams(&mut self, window: &[u32], ids: &[u32], next_ids: &[u32]) -> Result<(), ModelError> {
+        let Some(module) = &mut self.ple else { return Ok(()) };
+        let strip_ids = self.options.strip_rows * module.config.rows_per_token();
+        let (rows, next_rows) = (&mut self.buffers.ple_rows, &mut self.buffers.next_ple_rows);
+        rows.clear();
+        ple::rows(&module.config, window, ids, rows);
+        if module.table.begun() == 0 {
+            module.table.begin(rows, strip_ids)?;
+        }
+        match self.options.streaming.rows_when {
+            RowsWhen::Before => {
+                for (strip, ids) in rows.chunks(strip_ids).enumerate() {
+                    module.table.strip(strip, ids)?;
+                }
+            }
+            RowsWhen::Beside if !next_ids.is_empty() => {
+                next_rows.clear();
+                let before = ids.len().saturating_sub(module.config.ngram);
+                // What the hash looks back at may begin in the pass before this one.
+                let window: Vec<u32> = match before {
+                    0 => window.iter().chain(ids).copied().collect(),
+                    _ => ids[before..].to_vec(),
+                };
+                ple::rows(&module.config, &window, next_ids, next_rows);
+                module.table.begin(next_rows, strip_ids)?;
+            }
+            RowsWhen::Beside => {}
         }
         Ok(())
     }
@@ -203,29 +247,37 @@ impl Model {
         ple_rows: &[u64],
         observer: &mut dyn Observer,
     ) -> Result<(), ModelError> {
-        let Self { options, config, backend, store, layers, ple, pass, buffers, .. } = self;
+        let Self { options, config, backend, store, layers, ple, pass, buffers, fixed_routes, .. } = self;
         let (backend, store, pass) = (backend.as_mut(), store.as_mut(), *pass);
         let layer = &layers[index];
         let next_router = layers.get(index + 1).map(|next| next.moe.router);
-        let module = ple.as_ref().filter(|module| module.config.layer == index);
+        let mut table = None;
+        let mut module = None;
+        if let Some(found) = ple {
+            table = Some(&mut found.table);
+            module = Some((&found.config, &found.weights)).filter(|(config, _)| config.layer == index);
+        }
         let ple_rows = if module.is_some() { ple_rows } else { &[] };
         let top_k = config.moe.top_k;
         buffers.routes.ids.clear();
         buffers.routes.weights.clear();
 
-        for strip in strips(rows, options.strip_rows) {
+        for (number, strip) in strips(rows, options.strip_rows).enumerate() {
             if observer.is_cancelled() {
                 return Err(ModelError::Cancelled);
             }
-            if let (Some(module), Some(state)) = (module, sequence.ple_state) {
-                let per_token = module.config.rows_per_token();
-                let ids = &ple_rows[strip.start * per_token..strip.end * per_token];
-                buffers.ple_bytes.resize(ids.len() * module.table.row_bytes(), 0);
-                module.table.gather(ids, &mut buffers.ple_bytes)?;
-                backend.add_ngrams(pass, strip.clone(), &module.weights, state, &buffers.ple_bytes);
+            if let (Some((config, weights)), Some(table), Some(state)) = (module, &mut table, sequence.ple_state) {
+                let per_token = config.rows_per_token();
+                let bytes = table.strip(number, &ple_rows[strip.start * per_token..strip.end * per_token])?;
+                backend.add_ngrams(pass, strip.clone(), weights, state, bytes);
             }
             backend.read_streams(pass, strip.clone(), &layer.read);
+            store.poll();
             backend.mix(pass, strip.clone(), &layer.mixer, sequence.states[index])?;
+            store.poll();
+            if let Some(table) = &mut table {
+                table.poll()?;
+            }
             backend.write_streams(pass, strip.clone());
             let mut view = LayerView {
                 layer: index,
@@ -243,20 +295,29 @@ impl Model {
             backend.read_streams(pass, strip.clone(), &layer.moe.read);
             let ticket = backend.route(pass, strip.clone(), layer.moe.router);
             backend.take_routes(ticket, &mut buffers.strip_routes)?;
+            if let Some(fixed) = fixed_routes {
+                let ids = &fixed.layers[fixed.at][strip.start * top_k..strip.end * top_k];
+                buffers.strip_routes.ids.copy_from_slice(ids);
+            }
             buffers.routes.ids.extend_from_slice(&buffers.strip_routes.ids);
             buffers.routes.weights.extend_from_slice(&buffers.strip_routes.weights);
             store.demand(index as u32, buffers.demand.count(&buffers.strip_routes.ids, config.moe.experts))?;
+            store.poll();
             if let Some(router) = next_router.filter(|_| store.wants_forecast()) {
                 let ticket = backend.forecast(pass, strip, router);
                 backend.take_routes(ticket, &mut buffers.forecast)?;
                 store.forecast(index as u32 + 1, buffers.demand.count(&buffers.forecast.ids, config.moe.experts));
             }
         }
+        if let Some(fixed) = fixed_routes {
+            fixed.at += 1;
+        }
         store.close(index as u32);
         experts(backend, store, pass, index as u32, layer, top_k, buffers)?;
         for strip in strips(rows, options.strip_rows) {
             backend.combine(pass, strip.clone(), &layer.moe.shared);
             backend.write_streams(pass, strip);
+            store.poll();
         }
         let first_position = sequence.tokens;
         let routes = &buffers.routes;
@@ -305,6 +366,15 @@ fn experts(
         backend.take_slots(ticket, &mut done)?;
         done.into_iter().for_each(|slot| store.release(slot));
     }
+}
+
+/// The most rows of a pass that counts as writing, not as reading a prompt: one token, or a few that were guessed.
+const DECODE_ROWS: usize = 8;
+
+/// The passes of `ids`, each with the one that follows it.
+fn with_next(ids: &[u32], pass_tokens: usize) -> impl Iterator<Item = (&[u32], &[u32])> {
+    let nexts = ids.chunks(pass_tokens).skip(1).chain(std::iter::once([].as_slice()));
+    ids.chunks(pass_tokens).zip(nexts)
 }
 
 /// The rows `0..rows` in strips.

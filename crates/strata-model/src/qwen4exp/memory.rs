@@ -5,7 +5,7 @@ use strata_gguf::{Gguf, Tensor};
 use strata_store::plan::ModelShape;
 
 use super::config::Config;
-use super::{MixerKind, gdn, moe, ple, qsa, weights};
+use super::{MixerKind, Streaming, gdn, moe, ple, qsa, weights};
 use crate::ModelError;
 
 /// Bytes of a value.
@@ -75,6 +75,10 @@ pub fn memory_shape(gguf: &Gguf, config: &Config, strip_rows: usize) -> Result<M
         room_token_bytes,
         ple_rows,
         ple_row_bytes: table.map_or(0, Tensor::row_bytes),
+        ple_table_bytes: table
+            .map(|table| table.len_bytes)
+            .filter(|bytes| *bytes <= Streaming::SMALL_TABLE_BYTES)
+            .unwrap_or(0),
     })
 }
 

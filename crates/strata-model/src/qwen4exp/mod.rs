@@ -13,12 +13,17 @@ mod ple;
 mod qsa;
 mod weights;
 
+use std::fs::File;
+use std::path::PathBuf;
 use std::sync::Arc;
 
-use strata_backend::{Backend, GdnForm, HyperRead, Mixer, PassId, PassShape, StateId, StatePart};
+use strata_backend::{Backend, BackendError, GdnForm, HyperRead, Mixer, PassId, PassShape, StateId, StatePart};
 use strata_gguf::Gguf;
+use strata_store::reads::{self, Port, ReadQueue, ReaderKind};
 use strata_store::timeline::Timeline;
-use strata_store::{ExpertStore, FileReader, LayerRecords, Reader, Records, ResidentStore};
+use strata_store::{
+    Area, ExpertStore, LayerRecords, Lookahead, Records, RowCounts, StoreError, StreamingOptions, StreamingStore, Usage,
+};
 
 pub use config::{AttentionConfig, Config, GdnConfig, MixerKind, MoeConfig, PleConfig};
 pub use flops::Flops;
@@ -28,6 +33,7 @@ pub use memory::memory_shape;
 use self::head::Head;
 use self::moe::Moe;
 use self::ple::PleModule;
+pub use self::ple::RowsWhen;
 use self::weights::Loader;
 use crate::ModelError;
 
@@ -46,9 +52,40 @@ pub struct Options {
     pub block_tokens: Option<usize>,
     /// Whether observers will want expert hidden values, router logits and selected blocks.
     pub keep_details: bool,
+    /// How experts and rows of the n-gram table come from the drive. Nothing of it changes a result.
+    pub streaming: Streaming,
     /// Where to record what happens when; off where nobody wants to know.
     pub timeline: Timeline,
 }
+
+/// How a model that is larger than its arena streams.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Streaming {
+    /// Slots of the arena; `None`: one for each expert.
+    pub slots: Option<usize>,
+    /// Records on their way at a time; `None`: as many as the arena has room for, at most [`StreamingOptions::DEPTH`].
+    pub depth: Option<u32>,
+    /// How files are read.
+    pub reader: ReaderKind,
+    /// What is read before it is demanded.
+    pub lookahead: Lookahead,
+    /// Rows that must be expected to need an expert before it is read ahead; 0 is as good as 1.
+    pub forecast_min: u32,
+    /// When rows of the n-gram table are read.
+    pub rows_when: RowsWhen,
+    /// Tables of at most so many bytes are kept in memory; `None`: [`Streaming::SMALL_TABLE_BYTES`].
+    pub small_table_bytes: Option<u64>,
+    /// What earlier runs used of this model ([`Usage::counts`]); empty: not known.
+    pub usage: Vec<u32>,
+}
+
+impl Streaming {
+    /// A table of so many bytes is not worth reading row by row.
+    pub const SMALL_TABLE_BYTES: u64 = 64 << 20;
+}
+
+/// Opens files for reading into areas, so many reads at a time.
+pub type OpenPort<'a> = &'a dyn Fn(&[(PathBuf, File)], &[Arc<Area>], usize) -> Result<Box<dyn Port>, StoreError>;
 
 impl Default for Options {
     fn default() -> Self {
@@ -59,6 +96,7 @@ impl Default for Options {
             gdn_form: GdnForm::Recurrent,
             block_tokens: None,
             keep_details: false,
+            streaming: Streaming::default(),
             timeline: Timeline::off(),
         }
     }
@@ -69,6 +107,8 @@ pub struct Model {
     config: Config,
     options: Options,
     context_tokens: usize,
+    /// Tokens of a pass that there is room for.
+    most_pass_tokens: usize,
     backend: Box<dyn Backend>,
     store: Box<dyn ExpertStore>,
     head: Head,
@@ -76,6 +116,15 @@ pub struct Model {
     ple: Option<PleModule>,
     pass: PassId,
     buffers: forward::Buffers,
+    fixed_routes: Option<FixedRoutes>,
+}
+
+/// The experts that each row is sent to, whatever the router says: for measuring.
+struct FixedRoutes {
+    /// For each layer of each pass in turn, `[rows][top_k]`.
+    layers: Vec<Vec<u32>>,
+    /// The one at hand.
+    at: usize,
 }
 
 struct Layer {
@@ -111,32 +160,79 @@ impl Sequence {
 }
 
 impl Model {
-    /// Loads the model of a file, with its experts in memory.
+    /// Loads the model of a file. Its experts are in memory when they are first used, or after
+    /// [`load_experts`](Self::load_experts).
     ///
     /// # Errors
     /// When the file is no such model or cannot be read, or memory does not suffice.
-    pub fn load(gguf: &Gguf, mut backend: Box<dyn Backend>, options: Options) -> Result<Self, ModelError> {
-        let reader: Arc<dyn Reader> = Arc::new(FileReader::new(gguf.reopen_files()?));
-        let parts = load_parts(gguf, backend.as_mut(), &options, &reader)?;
-        let areas = backend.allocate_areas(&ResidentStore::area_bytes(&parts.records))?;
-        let store = Box::new(ResidentStore::load(&parts.records, reader.as_ref(), areas)?);
-        Self::assemble(parts, backend, store, options)
+    pub fn load(gguf: &Gguf, backend: Box<dyn Backend>, options: Options) -> Result<Self, ModelError> {
+        let kind = options.streaming.reader;
+        let open = |files: &[_], areas: &[_], depth| reads::open(kind, files, areas, depth);
+        Self::load_with(gguf, backend, options, &open, |store| Box::new(store))
     }
 
-    /// Loads all of a file but its experts, which `store` provides.
+    /// [`load`](Self::load) with other ways to read, and with a store of the caller's around the one that streams.
     ///
     /// # Errors
-    /// When the file is no such model or cannot be read, or memory does not suffice.
-    pub fn load_with_store(
+    /// As [`load`](Self::load).
+    pub fn load_with(
         gguf: &Gguf,
         mut backend: Box<dyn Backend>,
         options: Options,
-        make_store: impl FnOnce(&Records) -> Box<dyn ExpertStore>,
+        open: OpenPort<'_>,
+        wrap: impl FnOnce(StreamingStore) -> Box<dyn ExpertStore>,
     ) -> Result<Self, ModelError> {
-        let reader: Arc<dyn Reader> = Arc::new(FileReader::new(gguf.reopen_files()?));
-        let parts = load_parts(gguf, backend.as_mut(), &options, &reader)?;
-        let store = make_store(&parts.records);
-        Self::assemble(parts, backend, store, options)
+        let parts = load_parts(gguf, backend.as_mut(), &options, open)?;
+        let store = streaming_store(gguf, backend.as_mut(), &options.streaming, parts.records.clone(), open)?;
+        let store = store.recorded(options.timeline.clone());
+        Self::assemble(parts, backend, wrap(store), options)
+    }
+
+    /// Reads the experts that stay in memory. `progress` is told bytes read and bytes in all, and ends it by `false`: what
+    /// was not read then comes when the drive has nothing else to do.
+    ///
+    /// # Errors
+    /// When they cannot be read.
+    pub fn load_experts(&mut self, progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<(), ModelError> {
+        match self.store.as_streaming() {
+            Some(store) => Ok(store.load_hot_set(progress)?),
+            None => Ok(()),
+        }
+    }
+
+    /// The store of its experts, if that is the one that streams.
+    pub fn streaming(&mut self) -> Option<&mut StreamingStore> {
+        self.store.as_streaming()
+    }
+
+    /// Computes from now on with any valid records and rows that are in memory, reading nothing, and sends rows to the
+    /// experts of `routes`: for each layer of each pass in turn, `[rows][top_k]`. Results mean nothing then, but the time
+    /// is that of computation alone. `None` ends it. `false`: not all kinds of records are in memory.
+    pub fn set_fake_stream(&mut self, routes: Option<Vec<Vec<u32>>>) -> bool {
+        let is_fake = routes.is_some();
+        self.fixed_routes = None;
+        if let Some(module) = &mut self.ple {
+            module.table.is_fake = is_fake;
+        }
+        let has_all = self.store.as_streaming().is_some_and(|store| store.set_fake(is_fake));
+        self.fixed_routes = routes.filter(|_| has_all).map(|layers| FixedRoutes { layers, at: 0 });
+        has_all
+    }
+
+    /// Reads of the n-gram table so far.
+    pub fn row_counts(&self) -> RowCounts {
+        self.ple.as_ref().map(|ple| ple.table.counts()).unwrap_or_default()
+    }
+
+    /// Changes how a prompt is streamed, from the next pass on: tokens of a pass, which there must have been room for from
+    /// the start; what is read before it is demanded; when rows of the n-gram table are read.
+    pub fn set_streaming(&mut self, pass_tokens: usize, streaming: &Streaming) {
+        self.options.pass_tokens = pass_tokens.clamp(1, self.most_pass_tokens);
+        self.options.strip_rows = self.options.strip_rows.min(self.options.pass_tokens);
+        self.options.streaming.rows_when = streaming.rows_when;
+        if let Some(store) = self.store.as_streaming() {
+            store.set_lookahead(streaming.lookahead, streaming.forecast_min);
+        }
     }
 
     fn assemble(
@@ -160,7 +256,21 @@ impl Model {
             keep_details: options.keep_details,
         })?;
         let buffers = forward::Buffers::default();
-        Ok(Self { config, options, context_tokens, backend, store, head, layers, ple, pass, buffers })
+        let most_pass_tokens = options.pass_tokens;
+        Ok(Self {
+            config,
+            options,
+            context_tokens,
+            most_pass_tokens,
+            backend,
+            store,
+            head,
+            layers,
+            ple,
+            pass,
+            buffers,
+            fixed_routes: None,
+        })
     }
 
     /// The model's numbers, and warnings about its file.
@@ -176,6 +286,11 @@ impl Model {
     /// Tokens a sequence may have.
     pub fn context_tokens(&self) -> usize {
         self.context_tokens
+    }
+
+    /// Tokens of a prompt that go through the layers together.
+    pub fn pass_tokens(&self) -> usize {
+        self.options.pass_tokens
     }
 
     /// Whether observers can look at everything ([`Options::keep_details`]).
@@ -251,19 +366,19 @@ fn load_parts(
     gguf: &Gguf,
     backend: &mut dyn Backend,
     options: &Options,
-    reader: &Arc<dyn Reader>,
+    open: OpenPort<'_>,
 ) -> Result<Parts, ModelError> {
     let config = Config::read(gguf, options.block_tokens)?;
     let mut loader = Loader { gguf, backend };
     let mut layers = Vec::with_capacity(config.layers);
-    let mut records = Records { layers: Vec::with_capacity(config.layers) };
+    let mut records = Records { layers: Vec::with_capacity(config.layers), top_k: config.moe.top_k as u32 };
     for (layer, mixer) in config.mixers.iter().enumerate() {
         let (layer, layer_records) = load_layer(&mut loader, &config, layer, *mixer, options.gdn_form)?;
         layers.push(layer);
         records.layers.push(layer_records);
     }
     let ple = match &config.ple {
-        Some(ple) => Some(ple::load(&mut loader, &config, ple, reader.clone(), &options.timeline)?),
+        Some(ple) => Some(ple::load(&mut loader, &config, ple, &options.streaming, &options.timeline, open)?),
         None => None,
     };
     Ok(Parts { head: head::load(&mut loader, &config)?, config, layers, ple, records })
@@ -283,4 +398,35 @@ fn load_layer(
     };
     let (moe, records) = moe::load(loader, config, layer)?;
     Ok((Layer { read, mixer, moe }, records))
+}
+
+fn streaming_store(
+    gguf: &Gguf,
+    backend: &mut dyn Backend,
+    streaming: &Streaming,
+    records: Records,
+    open: OpenPort<'_>,
+) -> Result<StreamingStore, ModelError> {
+    let all = records.experts() as usize;
+    let slots = streaming.slots.unwrap_or(all).min(all);
+    let depth = streaming.depth.unwrap_or(StreamingOptions::depth_for(slots, records.top_k));
+    let areas = backend.allocate_areas(&StreamingStore::area_bytes(&records, slots))?;
+    let areas: Vec<Arc<Area>> = areas.into_iter().map(Arc::new).collect();
+    let queue = queue(gguf, &areas, StreamingStore::queue_depth(depth), open)?;
+    let options = StreamingOptions { depth, lookahead: streaming.lookahead, forecast_min: streaming.forecast_min };
+    let usage = Usage::new(&records);
+    // Counts of another model are no use.
+    let usage = usage.with_counts(streaming.usage.clone()).unwrap_or(usage);
+    Ok(StreamingStore::new(records, areas, queue, options, usage)?)
+}
+
+/// Reads of a model's files, so many at a time.
+fn queue(gguf: &Gguf, areas: &[Arc<Area>], depth: usize, open: OpenPort<'_>) -> Result<ReadQueue, ModelError> {
+    let files = gguf.reopen_files()?;
+    let names = files.iter().map(|(path, _)| path.clone()).collect();
+    Ok(ReadQueue::new(open(&files, areas, depth)?, names))
+}
+
+fn no_memory(what: &'static str, bytes: usize) -> ModelError {
+    BackendError::OutOfMemory { what, bytes }.into()
 }

@@ -1,29 +1,126 @@
 //! The n-gram module (spec 8): which table rows a token uses, and the weights around them. The table itself stays on
 //! the drive.
 
-use std::sync::Arc;
-
 use strata_backend::{Ple, StateShape};
 use strata_store::timeline::Timeline;
-use strata_store::{Reader, RowTable};
+use strata_store::{RowCounts, RowTable, StoreError, TablePlace};
 
 use super::config::{Config, PleConfig};
 use super::weights::{Loader, tensor};
+use super::{OpenPort, Streaming};
 use crate::ModelError;
+
+/// When rows of the n-gram table are read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RowsWhen {
+    /// Before the first layer of their pass, which waits for them.
+    Before,
+    /// Beside the computation of the layers before, and of the pass before.
+    #[default]
+    Beside,
+}
 
 /// The module of the one layer that has it.
 pub(super) struct PleModule {
     pub(super) config: PleConfig,
     pub(super) weights: Ple,
-    pub(super) table: RowTable,
+    pub(super) table: NgramRows,
+}
+
+/// The rows of passes.
+pub(super) struct NgramRows {
+    source: Source,
+    /// Rows of the strip at hand, where the source does not keep them.
+    strip: Vec<u8>,
+    /// Hands out zeros instead of rows, reading nothing: for measuring computation alone.
+    pub(super) is_fake: bool,
+}
+
+/// Where rows come from.
+enum Source {
+    /// The whole table is in memory.
+    Memory { place: TablePlace, table: Vec<u8> },
+    /// Rows are read.
+    Drive(RowTable),
+}
+
+impl NgramRows {
+    fn new(source: Source) -> Self {
+        Self { source, strip: Vec::new(), is_fake: false }
+    }
+
+    /// The table that is read from, unless nothing is.
+    fn drive(&mut self) -> Option<&mut RowTable> {
+        match &mut self.source {
+            Source::Drive(table) if !self.is_fake => Some(table),
+            _ => None,
+        }
+    }
+
+    /// Begins to gather the rows `ids` for one more pass, in strips of `strip_ids`.
+    pub(super) fn begin(&mut self, ids: &[u64], strip_ids: usize) -> Result<(), StoreError> {
+        self.drive().map_or(Ok(()), |table| table.begin(ids, strip_ids))
+    }
+
+    /// Passes that were begun and are not finished.
+    pub(super) fn begun(&mut self) -> usize {
+        self.drive().map_or(0, |table| table.gathers())
+    }
+
+    /// The rows of a strip, whose `ids` they are.
+    pub(super) fn strip(&mut self, strip: usize, ids: &[u64]) -> Result<&[u8], StoreError> {
+        match &mut self.source {
+            Source::Drive(table) => {
+                if !self.is_fake {
+                    return table.strip(strip);
+                }
+                self.strip.resize(ids.len() * table.place().row_bytes, 0);
+                Ok(&self.strip)
+            }
+            Source::Memory { place, table } => {
+                self.strip.clear();
+                for &row in ids {
+                    let bytes = table.chunks_exact(place.row_bytes).nth(row as usize);
+                    self.strip.extend_from_slice(bytes.ok_or(StoreError::NoSuchRow { row, rows: place.rows })?);
+                }
+                Ok(&self.strip)
+            }
+        }
+    }
+
+    pub(super) fn poll(&mut self) -> Result<(), StoreError> {
+        self.drive().map_or(Ok(()), RowTable::poll)
+    }
+
+    /// The pass needs its rows no more.
+    pub(super) fn finish(&mut self) {
+        if let Some(table) = self.drive() {
+            table.finish();
+        }
+    }
+
+    /// No pass needs its rows any more.
+    pub(super) fn abandon(&mut self) {
+        if let Some(table) = self.drive() {
+            table.abandon();
+        }
+    }
+
+    pub(super) fn counts(&self) -> RowCounts {
+        match &self.source {
+            Source::Memory { .. } => RowCounts::default(),
+            Source::Drive(table) => table.counts(),
+        }
+    }
 }
 
 pub(super) fn load(
     loader: &mut Loader<'_>,
     config: &Config,
     ple: &PleConfig,
-    reader: Arc<dyn Reader>,
+    streaming: &Streaming,
     timeline: &Timeline,
+    open: OpenPort<'_>,
 ) -> Result<PleModule, ModelError> {
     let (hidden, wide) = (config.hidden, config.streams * config.hidden);
     let embedded = ple.rows_per_token() * ple.row_dim;
@@ -58,9 +155,16 @@ pub(super) fn load(
         row_type: table.ty,
         eps: config.eps,
     };
-    let table =
-        RowTable::new(reader, table.file, table.offset, table.row_bytes() as usize, rows).recorded(timeline.clone());
-    Ok(PleModule { config: ple.clone(), weights, table })
+    let place = TablePlace { file: table.file, offset: table.offset, row_bytes: table.row_bytes() as usize, rows };
+    let table = if table.len_bytes <= streaming.small_table_bytes.unwrap_or(Streaming::SMALL_TABLE_BYTES) {
+        Source::Memory { place, table: loader.gguf.read(&table)? }
+    } else {
+        let queue = super::queue(loader.gguf, &[], RowTable::READS, open)?;
+        let room_bytes = RowTable::READS * (place.row_bytes + 2 * strata_store::PAGE_BYTES);
+        let table = RowTable::new(place, queue).ok_or_else(|| super::no_memory("n-gram rows", room_bytes))?;
+        Source::Drive(table.recorded(timeline.clone()))
+    };
+    Ok(PleModule { config: ple.clone(), weights, table: NgramRows::new(table) })
 }
 
 pub(super) fn state_shape(config: &Config, ple: &PleConfig) -> StateShape {

@@ -22,7 +22,7 @@ pub struct Expected {
 ///
 /// Measured on the published model with 512 experts and top-10: 1,023 tokens of a text touch 410 experts of a layer,
 /// 2,047 tokens about 470. Solved for the exponent, the two give 0.6355 and 0.6352.
-const CONCENTRATION: f64 = 0.635;
+pub(crate) const CONCENTRATION: f64 = 0.635;
 /// Part of the arena that stays with the hot set while a prompt streams through the rest.
 const HOT_PART: f64 = 0.85;
 

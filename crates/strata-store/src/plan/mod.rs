@@ -12,9 +12,10 @@ mod properties;
 mod tests;
 
 pub use error::PlanError;
+pub(crate) use expected::CONCENTRATION;
 pub use expected::{Expected, touched_experts};
 
-use crate::Area;
+use crate::{Area, RowTable};
 
 /// The numbers of a model that its memory depends on.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -41,12 +42,14 @@ pub struct ModelShape {
     pub thread_bytes: u64,
     /// What a token of a pass takes: streams, layer input, expert outputs, routes.
     pub pass_token_bytes: u64,
-    /// What a token takes in a room where an expert gathers its rows, should every token choose that expert.
+    /// What a token takes in a room where an expert gathers its rows, a piece of [`ROOM_TOKENS`] at a time.
     pub room_token_bytes: u64,
     /// Rows of the n-gram table that a token uses.
     pub ple_rows: u64,
     /// Bytes of such a row.
     pub ple_row_bytes: u64,
+    /// Bytes of the table, should it be kept in memory.
+    pub ple_table_bytes: u64,
 }
 
 /// What is known of a machine.
@@ -92,7 +95,7 @@ pub struct Request {
     pub pass_tokens: Option<u64>,
     /// Whether keys and values are float32.
     pub is_precise: bool,
-    /// Reads in flight.
+    /// Records on their way at a time, at least.
     pub io_depth: u64,
 }
 
@@ -194,10 +197,14 @@ impl Plan {
 pub const RESERVE_BYTES: u64 = 256 << 20;
 /// Stack of a thread and what it keeps of its own.
 pub const THREAD_RESERVE_BYTES: u64 = 4 << 20;
+/// The most tokens in a room where an expert gathers its rows.
+pub const ROOM_TOKENS: u64 = 256;
 /// Part of what a machine can spare that is left to others, unless the user says how much may be used.
 const SPARED_PART: u64 = 16;
 /// The largest pass that is chosen: beyond it nearly every pass needs every expert once, and gains are small.
 const MOST_PASS_TOKENS: u64 = 8192;
+/// The largest pass that is chosen when every expert has a slot: a larger one saves no reads.
+const RESIDENT_PASS_TOKENS: u64 = 1024;
 /// The smallest pass that is chosen.
 const LEAST_PASS_TOKENS: u64 = 256;
 /// Passes are whole strips of this many tokens where they are larger than one.
@@ -231,20 +238,23 @@ pub fn plan(shape: &ModelShape, machine: &MachineFacts, request: &Request) -> Re
     let cache_bytes = context_tokens.saturating_mul(token_cache_bytes);
     let context_work_bytes = context_tokens.saturating_mul(shape.context_token_bytes);
     let reserve_bytes = RESERVE_BYTES.saturating_add(machine.threads.saturating_mul(THREAD_RESERVE_BYTES));
-    let work_bytes = sum(&[shape.strip_bytes, machine.threads.saturating_mul(shape.thread_bytes), context_work_bytes]);
-    let ple_window_bytes = match shape.ple_rows {
-        0 => 0,
-        _ => io_depth.saturating_mul(window_bytes(shape.ple_row_bytes, machine.page_bytes)),
+    // Rooms of threads that each compute a piece of an expert, and of a group of pieces too few to give each thread two.
+    let rooms = machine.threads.saturating_mul(3).saturating_sub(1);
+    let room_bytes = rooms.saturating_mul(ROOM_TOKENS).saturating_mul(shape.room_token_bytes);
+    let thread_bytes = machine.threads.saturating_mul(shape.thread_bytes);
+    let work_bytes = sum(&[shape.strip_bytes, thread_bytes, room_bytes, context_work_bytes]);
+    // A table on the drive is read in windows, by this pass and the next.
+    let (ple_fixed_bytes, ple_passes) = match (shape.ple_rows, shape.ple_table_bytes) {
+        (0, _) => (0, 0),
+        (_, 0) => ((RowTable::READS as u64).saturating_mul(window_bytes(shape.ple_row_bytes, machine.page_bytes)), 2),
+        (_, table_bytes) => (table_bytes, 1),
     };
     let fixed_bytes =
-        sum(&[shape.dense_bytes, shape.state_bytes, cache_bytes, work_bytes, ple_window_bytes, reserve_bytes]);
+        sum(&[shape.dense_bytes, shape.state_bytes, cache_bytes, work_bytes, ple_fixed_bytes, reserve_bytes]);
 
-    // What a token of a pass takes: its own rows, rooms of threads that each compute an expert, rooms of a group of
-    // experts too few to give each thread one, and table rows of this pass and the next.
-    let group_rooms = machine.threads.saturating_mul(2).saturating_sub(1).min(shape.top_k);
-    let rooms = machine.threads.saturating_add(group_rooms);
-    let token_work_bytes = shape.pass_token_bytes.saturating_add(rooms.saturating_mul(shape.room_token_bytes));
-    let token_ple_bytes = shape.ple_rows.saturating_mul(shape.ple_row_bytes).saturating_mul(2);
+    // What a token of a pass takes.
+    let token_work_bytes = shape.pass_token_bytes;
+    let token_ple_bytes = shape.ple_rows.saturating_mul(shape.ple_row_bytes).saturating_mul(ple_passes);
     let token_bytes = token_work_bytes.saturating_add(token_ple_bytes).max(1);
 
     let (least_pass, most_pass) = match request.pass_tokens {
@@ -275,6 +285,10 @@ pub fn plan(shape: &ModelShape, machine: &MachineFacts, request: &Request) -> Re
     };
     let arena_bytes = slots.saturating_mul(slot_bytes);
     let fitting = (room_bytes - arena_bytes) / token_bytes;
+    let most_pass = match request.pass_tokens {
+        None if slots == experts => most_pass.min(RESIDENT_PASS_TOKENS),
+        _ => most_pass,
+    };
     let pass_tokens = match fitting.min(most_pass) {
         tokens if tokens > STRIP_TOKENS && tokens < most_pass => tokens - tokens % STRIP_TOKENS,
         tokens => tokens,
@@ -286,7 +300,7 @@ pub fn plan(shape: &ModelShape, machine: &MachineFacts, request: &Request) -> Re
         state_bytes: shape.state_bytes,
         cache_bytes,
         workspace_bytes: work_bytes + pass_tokens * token_work_bytes,
-        ple_bytes: ple_window_bytes + pass_tokens * token_ple_bytes,
+        ple_bytes: ple_fixed_bytes + pass_tokens * token_ple_bytes,
         reserve_bytes,
         arena_bytes,
         slot_bytes,

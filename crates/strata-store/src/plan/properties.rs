@@ -12,7 +12,7 @@ fn any_size() -> impl Strategy<Value = u64> {
 
 fn any_shape() -> impl Strategy<Value = ModelShape> {
     let parts = prop::collection::vec([any_size(), any_size(), any_size()], 0..5);
-    (parts, prop::collection::vec(any_size(), 13)).prop_map(|(part_bytes, n)| ModelShape {
+    (parts, prop::collection::vec(any_size(), 14)).prop_map(|(part_bytes, n)| ModelShape {
         dense_bytes: n[0],
         experts: n[1],
         top_k: n[2],
@@ -27,6 +27,7 @@ fn any_shape() -> impl Strategy<Value = ModelShape> {
         room_token_bytes: n[10],
         ple_rows: n[11],
         ple_row_bytes: n[12],
+        ple_table_bytes: n[13],
     })
 }
 

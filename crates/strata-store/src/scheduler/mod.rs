@@ -13,6 +13,7 @@
 mod chains;
 mod counts;
 mod events;
+mod shrink;
 mod slots;
 
 use std::collections::VecDeque;
@@ -33,16 +34,25 @@ pub struct Limits {
     pub experts: u32,
     /// Experts that one token is routed to.
     pub top_k: u32,
-    /// Slots of the arena.
+    /// Slots of the arena, at first: it can [shrink](Scheduler::shrink).
     pub slots: u32,
     /// Most reads at a time.
     pub depth: u32,
 }
 
+/// Part of the arena that is not for the hot set.
+const RING_PERCENT: u32 = 15;
+
 impl Limits {
     /// The smallest legal arena: the routes of two layers, and slots to be filled meanwhile.
     pub fn least_slots(&self) -> u32 {
         self.top_k.saturating_mul(2).saturating_add(self.depth)
+    }
+
+    /// Slots through which a pass streams what is not in the hot set: at most a sixth or so of the arena, but what progress
+    /// needs, and no more than two layers of experts.
+    pub fn ring_slots(&self) -> u32 {
+        (self.slots / 100 * RING_PERCENT).min(self.experts.saturating_mul(2)).max(self.least_slots()).min(self.slots)
     }
 }
 
@@ -181,7 +191,7 @@ struct Slot {
     is_unused: bool,
 }
 
-/// Chains of slots. Those that are in none are being read, are out, or belong to the hot set.
+/// Chains of slots. Those that are in none are being read, are out, belong to the hot set, or were given up.
 mod chain {
     /// Empty.
     pub(super) const FREE: usize = 0;
@@ -191,7 +201,9 @@ mod chain {
     pub(super) const AHEAD: usize = 2;
     /// Resident, demanded and not handed out yet, in order of arrival.
     pub(super) const READY: usize = 3;
-    pub(super) const COUNT: usize = 4;
+    /// Given up, and the driver was not told yet.
+    pub(super) const RETIRED: usize = 4;
+    pub(super) const COUNT: usize = 5;
 }
 
 /// The state machine. For the order of events see [`begin_pass`](Self::begin_pass).
@@ -210,6 +222,8 @@ pub struct Scheduler {
     /// kept for the hot set.
     ring_used: u32,
     ring_slots: u32,
+    /// Slots that the arena still has and must give up, because it shrank.
+    surplus: u32,
     in_flight: u32,
     kind: PassKind,
     /// Number of the pass, from 1.
@@ -226,27 +240,30 @@ pub struct Scheduler {
     unread_ahead: Vec<u32>,
     /// Demanded experts that failed and were not reported yet.
     failed: VecDeque<u32>,
+    /// Rows that must be expected to need an expert before it is read ahead.
+    forecast_min: u32,
     counts: Counts,
 }
 
 impl Scheduler {
     /// An empty arena. The members of `hot`, the hottest first, are to be loaded and to stay; as many are taken as leave
-    /// the smallest legal arena to all others, and those that do not exist are skipped.
+    /// the smallest legal arena to all others, or all when every expert has a slot, and those that do not exist are skipped.
     ///
     /// # Errors
-    /// When there are fewer than [`Limits::least_slots`] slots.
+    /// When there are fewer than [`Limits::least_slots`] slots, and fewer than experts.
     ///
     /// # Panics
     /// When reads are limited to none at a time, or the experts are too many to be numbered.
     pub fn new(limits: Limits, hot: &[ExpertId]) -> Result<Self, ArenaTooSmall> {
         assert!(limits.depth > 0, "at least one read at a time");
-        let least_slots = limits.least_slots();
-        if limits.slots < least_slots {
-            return Err(ArenaTooSmall { slots: limits.slots, least_slots });
-        }
         let layers = limits.record_bytes.len();
         let experts = layers * limits.experts as usize;
         assert!(u32::try_from(experts).is_ok(), "experts are numbered in 32 bits");
+        // Where every expert has a slot, none ever has to give way.
+        let least_slots = if limits.slots as usize >= experts { 0 } else { limits.least_slots() };
+        if limits.slots < least_slots {
+            return Err(ArenaTooSmall { slots: limits.slots, least_slots });
+        }
         let expert = Expert {
             need: Need::Nothing,
             tokens: 0,
@@ -274,6 +291,7 @@ impl Scheduler {
             hot_loaded: 0,
             ring_used: 0,
             ring_slots: 0,
+            surplus: 0,
             in_flight: 0,
             kind: PassKind::Prompt,
             pass: 0,
@@ -284,6 +302,7 @@ impl Scheduler {
             unread_demand: 0,
             unread_ahead: vec![0; layers],
             failed: VecDeque::with_capacity(limits.experts as usize),
+            forecast_min: 1,
             counts: Counts::default(),
             limits,
         };
@@ -310,9 +329,38 @@ impl Scheduler {
         self.outstanding
     }
 
+    /// Experts of a layer that are forecast, not in memory and not on their way.
+    pub fn unread_ahead(&self, layer: u32) -> u32 {
+        self.unread_ahead.get(layer as usize).copied().unwrap_or(0)
+    }
+
     /// Members of the hot set that are in memory, the hottest first.
     pub fn hot_set(&self) -> impl Iterator<Item = ExpertId> {
         self.hot.backwards(0).map(|slot| self.id(self.slots[slot as usize].expert))
+    }
+
+    /// Members of the hot set that are still to be loaded, the hottest first.
+    pub fn hot_to_load(&self) -> impl Iterator<Item = ExpertId> {
+        let left = self.hot_list[self.hot_loaded..].iter();
+        left.map(|number| (self.id(*number), &self.experts[*number as usize]))
+            .filter(|(_, expert)| expert.is_hot && expert.slot.is_none())
+            .map(|(id, _)| id)
+    }
+
+    /// Experts in memory that nobody is filling or has evicted, with their slots.
+    pub fn resident(&self) -> impl Iterator<Item = (ExpertId, SlotId)> {
+        let slots = (0..).zip(&self.slots).filter(|(_, slot)| slot.state == SlotState::Resident);
+        slots.map(|(index, slot)| (self.id(slot.expert), SlotId { index, generation: slot.generation }))
+    }
+
+    /// Slots in which nothing is.
+    pub fn free_slots(&self) -> impl Iterator<Item = u32> {
+        self.chains.backwards(chain::FREE)
+    }
+
+    /// Only experts that so many rows are expected to need are read ahead, from now on.
+    pub fn set_forecast_min(&mut self, tokens: u32) {
+        self.forecast_min = tokens;
     }
 
     /// Place in the table of an expert, if it exists.

@@ -9,7 +9,7 @@ impl Scheduler {
     /// Demand goes first, then read-ahead, nearer layers first, then the hot set. In a class, the expert with most tokens
     /// goes first, the lower index among equals.
     pub fn next_read(&mut self) -> Option<Read> {
-        if self.in_flight == self.limits.depth {
+        if self.in_flight == self.limits.depth || self.ring_used > self.ring_slots {
             return None;
         }
         if let Some(expert) = self.next_demand() {
@@ -24,12 +24,12 @@ impl Scheduler {
     }
 
     fn next_demand(&self) -> Option<u32> {
-        if self.unread_demand == 0 { None } else { self.most_wanted(self.layer, Need::Demand) }
+        if self.unread_demand == 0 { None } else { self.most_wanted(self.layer, Need::Demand, 0) }
     }
 
     fn next_ahead(&self) -> Option<u32> {
         let layer = self.unread_ahead.iter().position(|unread| *unread > 0)?;
-        self.most_wanted(layer as u32, Need::Forecast)
+        self.most_wanted(layer as u32, Need::Forecast, self.forecast_min)
     }
 
     /// The member of the hot set to be loaded next.
@@ -45,12 +45,12 @@ impl Scheduler {
         None
     }
 
-    /// Of the layer's experts with this need and no slot, the one that most tokens wait for.
-    fn most_wanted(&self, layer: u32, need: Need) -> Option<u32> {
+    /// Of the layer's experts with this need and no slot, the one that most tokens wait for, at least so many.
+    fn most_wanted(&self, layer: u32, need: Need, least_tokens: u32) -> Option<u32> {
         let mut most = None;
         for number in self.numbers(layer) {
             let expert = &self.experts[number as usize];
-            let is_candidate = expert.need == need && expert.slot.is_none();
+            let is_candidate = expert.need == need && expert.slot.is_none() && expert.tokens >= least_tokens;
             if is_candidate && most.is_none_or(|(_, tokens)| expert.tokens > tokens) {
                 most = Some((number, expert.tokens));
             }
@@ -95,21 +95,28 @@ impl Scheduler {
         Some(Read { slot: SlotId { index, generation: slot.generation }, expert: id, class, evicted })
     }
 
-    /// Forgets what is in the slot.
+    /// Makes room for another record; gives the expert whose record was there.
     fn evict(&mut self, index: u32) -> Option<ExpertId> {
         let slot = self.slots[index as usize];
         if slot.state == SlotState::Free {
             return None;
         }
+        self.forget(index);
+        self.counts.evictions += 1;
+        Some(self.id(slot.expert))
+    }
+
+    /// Forgets the record in a slot.
+    pub(super) fn forget(&mut self, index: u32) {
+        let slot = self.slots[index as usize];
         assert!(slot.state == SlotState::Resident && slot.pins == 0, "what is being read or out stays");
         self.waste(index);
+        self.slots[index as usize].state = SlotState::Free;
         let expert = &mut self.experts[slot.expert as usize];
         // What was expected and had to give way is read again only on demand.
         expert.need = Need::Nothing;
         expert.is_forecast = false;
         expert.slot = None;
-        self.counts.evictions += 1;
-        Some(self.id(slot.expert))
     }
 
     /// The record of a read is in its slot.
@@ -156,6 +163,7 @@ impl Scheduler {
             Need::Forecast => expert.need = Need::Nothing,
             Need::Nothing | Need::Served => {}
         }
+        self.retire();
     }
 
     /// Checks that a read is under way and counts it out; gives its expert's number.
@@ -165,6 +173,11 @@ impl Scheduler {
         assert!(is_under_way, "no read into {id:?} is under way");
         self.in_flight -= 1;
         slot.expert
+    }
+
+    /// Whether the next outcome is a failure.
+    pub fn is_failure_next(&self) -> bool {
+        self.is_closed && !self.failed.is_empty()
     }
 
     /// Hands out one expert of the closed layer: failures first, then in order of arrival. `None` before the layer is
@@ -234,6 +247,7 @@ impl Scheduler {
                 PassKind::Decode => self.chains.push_last(chain::COLD, index),
             },
         }
+        self.retire();
     }
 
     /// Counts a record that was read and not used, once.

@@ -25,6 +25,10 @@ struct Held {
 
 pub(crate) struct Mirror {
     limits: Limits,
+    /// Members that the hot set may have.
+    hot_slots: u32,
+    /// Slots that were given up.
+    retired: BTreeSet<u32>,
     slots: BTreeMap<u32, Held>,
     generations: BTreeMap<u32, u32>,
     in_flight: u32,
@@ -53,9 +57,13 @@ pub(crate) struct Mirror {
 }
 
 impl Mirror {
-    pub(crate) fn new(limits: &Limits) -> Self {
+    pub(crate) fn new(limits: &Limits, hot: &[ExpertId]) -> Self {
+        let exists = |id: &&ExpertId| (id.layer as usize) < limits.record_bytes.len() && id.index < limits.experts;
+        let members = hot.iter().filter(exists).collect::<BTreeSet<_>>().len() as u32;
         Self {
             limits: limits.clone(),
+            hot_slots: members.min(limits.slots - limits.least_slots()),
+            retired: BTreeSet::new(),
             slots: BTreeMap::new(),
             generations: BTreeMap::new(),
             in_flight: 0,
@@ -144,7 +152,7 @@ impl Mirror {
     pub(crate) fn start(&mut self, read: &Read) {
         self.in_flight += 1;
         assert!(self.in_flight <= self.limits.depth, "too many reads at a time");
-        assert!(read.slot.index < self.limits.slots);
+        assert!(!self.retired.contains(&read.slot.index), "{read:?} goes where no slot is any more");
         assert!(self.holder(read.expert).is_none(), "{read:?} is in memory or on its way");
         let best = |all: &mut dyn Iterator<Item = (u32, ExpertId)>| {
             all.max_by_key(|(tokens, id)| (*tokens, std::cmp::Reverse(id.index))).map(|(_, id)| id)
@@ -177,8 +185,7 @@ impl Mirror {
                 && self.demanded.contains_key(&held.expert.index)
                 && !self.served.contains(&held.expert.index);
             assert!(!is_wanted, "what the layer needs stays");
-            let is_forecast = self.forecast.remove(&held.expert).is_some();
-            self.was_forecast.remove(&held.expert);
+            let is_forecast = self.forget(held.expert);
             assert!(!is_forecast || read.class == Class::Demand, "only demand takes what is expected");
         }
         let old = self.generations.insert(read.slot.index, read.slot.generation);
@@ -192,6 +199,7 @@ impl Mirror {
             read_in_pass: self.pass,
         };
         self.slots.insert(read.slot.index, held);
+        assert!(self.slots.len() <= self.limits.slots as usize, "more slots than there are");
     }
 
     pub(crate) fn done(&mut self, slot: SlotId) {
@@ -250,11 +258,53 @@ impl Mirror {
         self.was_forecast.clear();
     }
 
+    /// The arena shrank: the hottest members that there is room for are left.
+    pub(crate) fn shrink(&mut self, slots: u32, before: &[ExpertId], after: &[ExpertId]) {
+        let given_up = self.limits.slots.saturating_sub(slots);
+        self.limits.slots -= given_up;
+        self.hot_slots = self.hot_slots.saturating_sub(given_up);
+        assert_eq!(after, &before[..before.len().min(self.hot_slots as usize)], "the coldest leave");
+        self.hot = after.iter().copied().collect();
+    }
+
+    pub(crate) fn retire(&mut self, slot: u32) {
+        assert!(self.retired.insert(slot), "a slot is given up once");
+        if let Some(held) = self.slots.remove(&slot) {
+            assert_eq!((held.content, held.pins), (Content::Filled, 0), "a slot that is out or being filled stays");
+            assert!(!self.hot.contains(&held.expert), "the hot set stays");
+            self.forget(held.expert);
+        }
+    }
+
+    /// All slots that could be given up were.
+    pub(crate) fn check_retired(&self, slots: u32) {
+        let left = slots - self.retired.len() as u32;
+        assert!(left >= self.limits.slots);
+        if left > self.limits.slots {
+            let is_busy = |held: &&Held| {
+                let is_wanted = self.demanded.contains_key(&held.expert.index) && held.expert.layer == self.layer;
+                held.content == Content::Filling || held.pins > 0 || is_wanted || self.hot.contains(&held.expert)
+            };
+            assert!(self.slots.values().all(|held| is_busy(&held)), "what nobody needs is given up");
+        }
+    }
+
+    pub(crate) fn clear_ring(&mut self) {
+        let hot = &self.hot;
+        self.slots.retain(|_, held| held.content == Content::Filling || held.pins > 0 || hot.contains(&held.expert));
+    }
+
+    /// What was expected and has given way is expected no more.
+    fn forget(&mut self, expert: ExpertId) -> bool {
+        self.was_forecast.remove(&expert);
+        self.forecast.remove(&expert).is_some()
+    }
+
     /// The hot set after any event: a prompt never changes it, decode only exchanges members.
     pub(crate) fn check_hot_set(&mut self, hot: impl Iterator<Item = ExpertId>) {
         let now: BTreeSet<_> = hot.collect();
         assert!(now.len() >= self.hot.len(), "the hot set does not shrink");
-        assert!(now.len() <= (self.limits.slots - self.limits.least_slots()) as usize);
+        assert!(now.len() <= self.hot_slots as usize);
         if self.kind == PassKind::Prompt {
             assert!(now.is_superset(&self.hot), "a prompt does not touch the hot set");
         }

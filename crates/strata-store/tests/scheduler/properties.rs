@@ -136,6 +136,30 @@ proptest! {
         }
     }
 
+    /// Slots may be out and reads under way when the arena shrinks or forgets; the mirror checks who gives way.
+    #[test]
+    fn a_smaller_arena_keeps_its_limits(
+        case in cases(0..80_u32), smaller in prop::collection::vec(0..100_u32, 6), cancel_per_mille in 0..150_u64,
+        fail_per_mille in 0..100_u64,
+    ) {
+        let case = Case { drive: Drive { fail_per_mille, ..case.drive }, ..case };
+        let mut simulator = case.simulator(case.seed ^ 5);
+        let mut slots = case.limits.slots;
+        for (pass, smaller) in case.passes().iter().zip(smaller) {
+            let _ = simulator.pass(pass, cancel_per_mille);
+            if smaller % 3 == 0 {
+                simulator.clear_ring();
+            }
+            // Sometimes it is asked for more than there is, which changes nothing.
+            let least_slots = case.limits.least_slots();
+            let asked = least_slots + (slots + 5 - least_slots) * smaller / 100;
+            simulator.shrink(asked);
+            slots = slots.min(asked);
+        }
+        simulator.drain();
+        prop_assert_eq!(simulator.retired, case.limits.slots - slots);
+    }
+
     /// With room for a layer, those that are expected, and the reads under way, each expert is read once a pass.
     #[test]
     fn nothing_is_read_twice_in_a_pass_when_there_is_room(case in cases(Just(0))) {

@@ -308,6 +308,154 @@ fn experts_that_do_not_exist_are_refused_whole() {
     assert_eq!(s.next_read(), None);
 }
 
+#[test]
+fn a_smaller_arena_gives_up_its_coldest() {
+    // Eight slots for the ring, four for the hot set.
+    let hot = [(0, 0), (0, 1), (1, 2), (1, 3)];
+    let mut s = scheduler(12, 2, &hot);
+    for _ in 0..2 {
+        let started = reads(&mut s);
+        finish(&mut s, &started);
+    }
+    s.begin_pass(PassKind::Decode);
+    layer(&mut s, 0, &[1, 5, 6, 7, 8]);
+    s.end_pass();
+    // Hottest first: (0, 1) by use, then (0, 0), (1, 2), (1, 3). The ring has room for 8 and holds 4.
+    assert_eq!(s.shrink(5), Err(ArenaTooSmall { slots: 5, least_slots: 6 }));
+    s.shrink(12).unwrap();
+    s.shrink(20).unwrap();
+    assert_eq!(s.next_retired(), None);
+    s.shrink(9).unwrap();
+    assert_eq!(s.hot_set().collect::<Vec<_>>(), [id(0, 1)], "three of the hot set leave, the ring stays");
+    // Those that were empty are given up; what was hot is still there.
+    let retired: Vec<_> = std::iter::from_fn(|| s.next_retired()).collect();
+    assert_eq!(retired, [8, 9, 10]);
+    s.begin_pass(PassKind::Decode);
+    s.demand(0, &demands(&[(0, 1)])).unwrap();
+    assert_eq!(s.next_read(), None);
+    s.close(0);
+    let Some(Outcome::Ready { slot, .. }) = s.next_outcome() else { panic!("it is there") };
+    s.abandon();
+    // Down to the smallest, while one is out: it stays, and (0, 5), used longest ago, goes.
+    s.shrink(6).unwrap();
+    assert_eq!(s.hot_set().count(), 0);
+    assert_eq!(std::iter::from_fn(|| s.next_retired()).collect::<Vec<_>>(), [11, 4, 5]);
+    s.release(slot);
+    assert_eq!((s.next_retired(), s.counts().evictions), (None, 0));
+    s.begin_pass(PassKind::Decode);
+    assert_eq!(layer(&mut s, 0, &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9]).len(), 10);
+    s.end_pass();
+}
+
+#[test]
+fn nothing_is_read_before_slots_that_are_too_many_come_back() {
+    let mut s = scheduler(9, 2, &[]);
+    s.begin_pass(PassKind::Prompt);
+    s.demand(0, &demands(&[(0, 1), (1, 1), (2, 1), (3, 1), (4, 1), (5, 1), (6, 1), (7, 1)])).unwrap();
+    s.close(0);
+    for _ in 0..4 {
+        let started = reads(&mut s);
+        finish(&mut s, &started);
+    }
+    let out: Vec<_> = std::iter::from_fn(|| s.next_outcome()).collect();
+    assert_eq!(out.len(), 8);
+    s.abandon();
+    s.shrink(6).unwrap();
+    assert_eq!((s.next_retired(), s.next_retired()), (Some(8), None), "one was empty, the others are out");
+    s.begin_pass(PassKind::Prompt);
+    s.demand(0, &demands(&[(9, 1)])).unwrap();
+    for (released, outcome) in out.iter().enumerate() {
+        // With the third one, the ring has room again.
+        assert_eq!(s.next_read().is_some(), released == 3, "{released}");
+        let Outcome::Ready { slot, .. } = outcome else { panic!("{outcome:?}") };
+        s.release(*slot);
+    }
+    assert_eq!(std::iter::from_fn(|| s.next_retired()).count(), 2);
+}
+
+/// Begins a pass in which layer 0 has these experts out and layer 1 is about to demand; gives the slots.
+fn hold(s: &mut Scheduler, experts: &[u32]) -> Vec<SlotId> {
+    s.begin_pass(PassKind::Prompt);
+    let all: Vec<_> = experts.iter().map(|expert| (*expert, 1)).collect();
+    s.demand(0, &demands(&all)).unwrap();
+    for _ in experts {
+        let read = s.next_read().unwrap();
+        s.read_done(read.slot);
+    }
+    s.close(0);
+    let outcomes: Vec<_> = std::iter::from_fn(|| s.next_outcome()).collect();
+    s.layer_done(0);
+    let slot = |outcome| if let Outcome::Ready { slot, .. } = outcome { slot } else { panic!("{outcome:?}") };
+    outcomes.into_iter().map(slot).collect()
+}
+
+#[test]
+fn what_is_expected_gives_way_when_the_arena_has_shrunk() {
+    let mut s = scheduler(7, 2, &[]);
+    hold(&mut s, &[0, 1, 2, 3, 4]);
+    s.demand(1, &demands(&[(0, 1), (1, 1)])).unwrap();
+    let started = reads(&mut s);
+    s.abandon();
+    s.shrink(6).unwrap();
+    s.begin_pass(PassKind::Prompt);
+    s.forecast(1, &demands(&[(0, 2), (1, 1)]));
+    assert_eq!(s.next_retired(), None, "all are out or being filled");
+    finish(&mut s, &started);
+    assert_eq!((s.next_retired(), s.next_retired()), (Some(started[0].slot.index), None));
+    // The other one would wait for its layer for ever.
+    s.demand(0, &demands(&[(9, 1)])).unwrap();
+    assert_eq!(s.next_read().unwrap().evicted, Some(id(1, 1)));
+}
+
+#[test]
+fn the_hot_set_waits_for_slots_that_are_too_many() {
+    let mut s = scheduler(10, 2, &[(1, 0), (1, 1), (1, 2), (1, 3)]);
+    let out = hold(&mut s, &[0, 1, 2, 3, 4, 5]);
+    s.demand(1, &demands(&[(3, 1)])).unwrap();
+    let read = s.next_read().unwrap();
+    assert_eq!((read.expert, read.class), (id(1, 3), Class::Demand));
+    s.abandon();
+    // The coldest member leaves the hot set while it is being read: with six that are out, the ring has one too many.
+    s.shrink(9).unwrap();
+    assert_eq!(s.next_read(), None);
+    s.release(out[0]);
+    assert_eq!(std::iter::from_fn(|| s.next_retired()).count(), 1);
+    assert_eq!(order(&reads(&mut s)), [(Class::HotSet, 1, 0)]);
+    s.read_done(read.slot);
+    assert_eq!(order(&reads(&mut s)), [(Class::HotSet, 1, 1)]);
+}
+
+#[test]
+fn a_cleared_ring_holds_the_hot_set_and_what_is_out() {
+    let mut s = scheduler(12, 2, &[(1, 0), (1, 1)]);
+    let started = reads(&mut s);
+    finish(&mut s, &started);
+    s.begin_pass(PassKind::Prompt);
+    s.demand(0, &demands(&[(0, 1), (1, 2)])).unwrap();
+    let started = reads(&mut s);
+    finish(&mut s, &started);
+    s.close(0);
+    let Some(Outcome::Ready { slot, .. }) = s.next_outcome() else { panic!("it was read") };
+    s.abandon();
+    s.clear_ring();
+    s.begin_pass(PassKind::Prompt);
+    s.demand(0, &demands(&[(0, 1), (1, 1)])).unwrap();
+    assert_eq!(order(&reads(&mut s)), [(Class::Demand, 0, 0)], "1 is out, 0 is gone");
+    s.close(0);
+    assert_eq!(s.counts().resident.records, 1);
+    assert_eq!(s.hot_set().collect::<Vec<_>>(), [id(1, 0), id(1, 1)]);
+    assert_eq!(s.counts().evictions, 0);
+    s.release(slot);
+}
+
+#[test]
+#[should_panic(expected = "a pass is under way")]
+fn an_arena_does_not_shrink_in_a_pass() {
+    let mut s = scheduler(9, 2, &[]);
+    s.begin_pass(PassKind::Prompt);
+    let _ = s.shrink(8);
+}
+
 /// A sweep of eight layers whose forecasts are right keeps the drive busy all the time; without forecasts it idles while
 /// the mixer runs. The floor is known: bytes over bandwidth.
 #[test]

@@ -36,6 +36,8 @@ pub(crate) struct Simulator {
     in_flight: Vec<(u64, Read)>,
     /// Slots that the backend has.
     out: Vec<(ExpertId, SlotId)>,
+    /// Slots that were given up.
+    pub(crate) retired: u32,
     pub(crate) reads: Vec<Read>,
     pub(crate) outcomes: Vec<Outcome>,
 }
@@ -48,7 +50,7 @@ impl Simulator {
     pub(crate) fn new(limits: &Limits, hot: &[ExpertId], drive: Drive, compute: Compute, seed: u64) -> Self {
         Self {
             scheduler: Scheduler::new(limits.clone(), hot).unwrap(),
-            mirror: Mirror::new(limits),
+            mirror: Mirror::new(limits, hot),
             limits: limits.clone(),
             drive,
             compute,
@@ -57,6 +59,7 @@ impl Simulator {
             drive_free_ns: 0,
             in_flight: Vec::new(),
             out: Vec::new(),
+            retired: 0,
             reads: Vec::new(),
             outcomes: Vec::new(),
         }
@@ -170,6 +173,11 @@ impl Simulator {
 
     /// Starts all reads that can be started.
     fn pump(&mut self) {
+        while let Some(slot) = self.scheduler.next_retired() {
+            self.mirror.retire(slot);
+            self.retired += 1;
+        }
+        self.mirror.check_retired(self.limits.slots);
         while let Some(read) = self.scheduler.next_read() {
             self.mirror.start(&read);
             self.reads.push(read);
@@ -181,6 +189,21 @@ impl Simulator {
         self.mirror.check_hot_set(self.scheduler.hot_set());
     }
 
+    /// The arena shrinks, whatever is out or under way.
+    pub(crate) fn shrink(&mut self, slots: u32) {
+        let before: Vec<_> = self.scheduler.hot_set().collect();
+        self.scheduler.shrink(slots).unwrap();
+        let after: Vec<_> = self.scheduler.hot_set().collect();
+        self.mirror.shrink(slots, &before, &after);
+        self.pump();
+    }
+
+    pub(crate) fn clear_ring(&mut self) {
+        self.scheduler.clear_ring();
+        self.mirror.clear_ring();
+        self.pump();
+    }
+
     /// Waits for all reads and takes all slots back.
     pub(crate) fn drain(&mut self) {
         while !self.out.is_empty() {
@@ -189,6 +212,7 @@ impl Simulator {
         while let Some(next) = self.in_flight.iter().map(|(done_ns, _)| *done_ns).min() {
             self.work(next.saturating_sub(self.now_ns));
         }
+        self.pump();
         self.check();
     }
 

@@ -1,4 +1,4 @@
-//! The speed of a model: prompts, and tokens one by one after a prompt.
+//! The speed of tokens one by one, after a prompt.
 
 use std::time::Instant;
 
@@ -13,44 +13,19 @@ use super::Spread;
 use crate::generate::Stoppable;
 use crate::{Engine, EngineError, Stop};
 
-/// What is timed.
+/// Tokens one by one, each with its logits. They are given, not chosen by the model, so that every run has the same work;
+/// choosing is not timed.
 #[derive(Clone, Debug)]
-pub enum Workload {
-    /// A prompt, up to the logits of its last token.
-    Prefill {
-        /// The prompt.
-        ids: Vec<u32>,
-    },
-    /// Tokens one by one, each with its logits. They are given, not chosen by the model, so that every run has the same
-    /// work; choosing is not timed.
-    Decode {
-        /// The prompt before them, which is not timed.
-        context: Vec<u32>,
-        /// The tokens.
-        ids: Vec<u32>,
-    },
-}
-
-impl Workload {
-    /// Tokens that are timed.
-    pub fn tokens(&self) -> usize {
-        match self {
-            Self::Prefill { ids } | Self::Decode { ids, .. } => ids.len(),
-        }
-    }
-
-    /// Tokens before those that are timed.
-    pub fn context_tokens(&self) -> usize {
-        match self {
-            Self::Prefill { .. } => 0,
-            Self::Decode { context, .. } => context.len(),
-        }
-    }
+pub struct Decode {
+    /// The prompt before them, which is not timed.
+    pub context: Vec<u32>,
+    /// The tokens.
+    pub ids: Vec<u32>,
 }
 
 /// What was measured of one engine.
 #[derive(Clone, Debug)]
-pub struct ModelTiming {
+pub struct DecodeTiming {
     /// Seconds of each run.
     pub seconds: Vec<f64>,
     /// Tokens of a run.
@@ -65,7 +40,7 @@ pub struct ModelTiming {
     pub profile: Option<Profile>,
 }
 
-impl ModelTiming {
+impl DecodeTiming {
     /// Seconds of the runs.
     pub fn spread(&self) -> Spread {
         Spread::of(self.seconds.iter().copied())
@@ -89,19 +64,19 @@ impl ModelTiming {
 /// When a run fails or is stopped.
 pub fn measure(
     engines: &mut [Engine],
-    work: &Workload,
+    work: &Decode,
     repeat: usize,
     stop: &Stop,
-) -> Result<Vec<ModelTiming>, EngineError> {
+) -> Result<Vec<DecodeTiming>, EngineError> {
     let mut timings = Vec::with_capacity(engines.len());
     let mut peaks: Vec<(Cpu, Vec<f64>)> = Vec::with_capacity(engines.len());
     for engine in engines.iter_mut() {
         engine.run_once(work, stop)?;
         engine.take_profile();
         let cpu = engine.options.cpu()?;
-        timings.push(ModelTiming {
+        timings.push(DecodeTiming {
             seconds: Vec::new(),
-            tokens: work.tokens(),
+            tokens: work.ids.len(),
             flops: engine.flops(work),
             peak: Peak::of(&cpu),
             peak_flops_per_second: 0.0,
@@ -123,8 +98,8 @@ pub fn measure(
 }
 
 impl Engine {
-    /// The first `count` ids to measure with: those that a synthetic file names, else those of `text`. They are repeated
-    /// when there are too few.
+    /// `count` ids to measure with: those that a synthetic file names, else those of `text`. They are repeated when there
+    /// are too few.
     ///
     /// # Errors
     /// When there are none, the file has no usable tokenizer for the text, or the context has no room for so many.
@@ -150,14 +125,13 @@ impl Engine {
     }
 
     /// Operations that the shapes of `work` ask for.
-    pub fn flops(&self, work: &Workload) -> Flops {
-        let (first, tokens) = (work.context_tokens(), work.tokens());
-        let logit_rows = if matches!(work, Workload::Decode { .. }) { tokens } else { 1 };
-        self.model.config().flops(first..first + tokens, logit_rows, self.model.vocabulary())
+    fn flops(&self, work: &Decode) -> Flops {
+        let (first, tokens) = (work.context.len(), work.ids.len());
+        self.model.config().flops(first..first + tokens, tokens, self.model.vocabulary())
     }
 
     /// Seconds of one run on a fresh sequence.
-    fn run_once(&mut self, work: &Workload, stop: &Stop) -> Result<f64, EngineError> {
+    fn run_once(&mut self, work: &Decode, stop: &Stop) -> Result<f64, EngineError> {
         let mut session = self.new_session()?;
         let result = self.time(&mut session.sequence, work, stop);
         self.free_session(session);
@@ -167,34 +141,23 @@ impl Engine {
     fn time(
         &mut self,
         sequence: &mut strata_model::qwen4exp::Sequence,
-        work: &Workload,
+        work: &Decode,
         stop: &Stop,
     ) -> Result<f64, EngineError> {
         let observer = &mut Stoppable(stop);
         let mut logits = Vec::with_capacity(self.model.vocabulary());
         let timeline = self.options.model.timeline.clone();
-        let start = match work {
-            Workload::Prefill { ids } => {
-                timeline.begin();
-                let start = Instant::now();
-                self.model.forward(sequence, ids, Rows::Last, &mut logits, observer)?;
-                start
-            }
-            Workload::Decode { context, ids } => {
-                if !context.is_empty() {
-                    let profile = self.take_profile();
-                    self.model.forward(sequence, context, Rows::Last, &mut logits, observer)?;
-                    self.put_profile(profile);
-                }
-                timeline.begin();
-                let start = Instant::now();
-                for id in ids {
-                    logits.clear();
-                    self.model.forward(sequence, &[*id], Rows::Last, &mut logits, observer)?;
-                }
-                start
-            }
-        };
+        if !work.context.is_empty() {
+            let profile = self.take_profile();
+            self.model.forward(sequence, &work.context, Rows::Last, &mut logits, observer)?;
+            self.put_profile(profile);
+        }
+        timeline.begin();
+        let start = Instant::now();
+        for id in &work.ids {
+            logits.clear();
+            self.model.forward(sequence, &[*id], Rows::Last, &mut logits, observer)?;
+        }
         let seconds = start.elapsed().as_secs_f64();
         timeline.end();
         Ok(seconds)

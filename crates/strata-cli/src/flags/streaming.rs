@@ -1,0 +1,51 @@
+//! Flags of models that are larger than memory.
+
+use clap::{Args, ValueEnum};
+use strata_engine::ReaderKind;
+
+use super::plan::gib;
+
+/// How memory is divided, and how experts come from the drive. None of these can change a result.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Memory and drive")]
+pub(crate) struct StreamingFlags {
+    /// The most memory of the whole process, in GiB [default: what the machine can spare].
+    #[arg(long, value_name = "GIB", value_parser = gib)]
+    pub(crate) memory_gb: Option<u64>,
+    /// The most memory of the arena of experts, in GiB [default: what is left].
+    #[arg(long, value_name = "GIB", value_parser = gib)]
+    pub(crate) arena_gb: Option<u64>,
+    /// What is read before it is needed: nothing, what earlier prompts used most, or what the next layer's router says.
+    #[arg(long, value_enum, default_value_t = LookaheadFlag::Router)]
+    pub(crate) lookahead: LookaheadFlag,
+    /// Read only experts ahead that at least N tokens are expected to need.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) forecast_min: u32,
+    /// When rows of the n-gram table are read: before the first layer, or beside it.
+    #[arg(long, value_enum, default_value_t = PleFlag::Async)]
+    pub(crate) ple: PleFlag,
+    /// How files are read: auto, uring, threads (both past the page cache), buffered or mmap (through it).
+    #[arg(long, value_name = "READER", default_value_t = ReaderKind::Auto)]
+    pub(crate) io: ReaderKind,
+    /// Experts on their way from the drive at a time [default: as many as the arena allows, at most 128].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) io_depth: Option<u32>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LookaheadFlag {
+    /// Nothing.
+    Off,
+    /// The 256 experts of a layer that earlier prompts used most.
+    Profile,
+    /// What the next layer's router says of this layer's input.
+    Router,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum PleFlag {
+    /// Before the first layer, which waits for them.
+    Sync,
+    /// Beside computation.
+    Async,
+}

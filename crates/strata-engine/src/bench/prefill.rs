@@ -1,0 +1,276 @@
+//! The speed of a prompt that streams, held against the least time that reading and that computing can take.
+//!
+//! Every run of a prompt may be followed by its two floors, each measured with nothing else going on: the *drive floor*
+//! reads each record that the run had to read once more, through the same reader; the *compute floor* computes the run's
+//! routes with valid records that are in memory.
+
+use std::path::Path;
+use std::time::Instant;
+
+use strata_model::qwen4exp::{LayerView, Moment, Observer, Rows};
+use strata_store::scheduler::{Class, Counts, Tally};
+
+use crate::machine::Conditions;
+use crate::{Engine, EngineError, EngineOptions, Memory, Stop};
+
+/// A run of a prompt, and its floors. A look-up is one distinct expert of a layer of a pass.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PrefillRun {
+    /// Tokens of the prompt.
+    pub tokens: usize,
+    /// Tokens of a pass.
+    pub pass_tokens: usize,
+    /// Seconds of the run.
+    pub wall_s: f64,
+    /// Its floors, unless they were not wanted.
+    pub floors: Option<Floors>,
+    /// Part of the time in which the drive had something to do, as its system counts it.
+    pub drive_busy: Option<f64>,
+    /// Records of look-ups that were not in memory.
+    pub needed: Tally,
+    /// Records that were read.
+    pub read: Tally,
+    /// Of these, records that no layer used.
+    pub wasted: Tally,
+    /// Look-ups of records that were in memory before.
+    pub resident: u64,
+    /// Look-ups of records that were read ahead, or queued.
+    pub ahead: u64,
+    /// All other look-ups.
+    pub missed: u64,
+    /// Seconds that computation waited for records.
+    pub exposed_wait_s: f64,
+    /// Seconds that it waited for rows of the n-gram table.
+    pub rows_wait_s: f64,
+    /// Bytes read of that table.
+    pub rows_read_bytes: u64,
+    /// The most memory that the process ever had.
+    pub peak_rss_bytes: Option<u64>,
+    /// What the plan allows it.
+    pub plan_bytes: u64,
+    /// The state of the machine at the end of the run.
+    pub conditions: Conditions,
+}
+
+/// The least time that a run could take.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Floors {
+    /// Seconds to read what the run needed, each record once.
+    pub drive_s: f64,
+    /// Seconds to compute it with everything in memory.
+    pub compute_s: f64,
+}
+
+impl Floors {
+    /// The one that counts.
+    pub fn most_s(&self) -> f64 {
+        self.drive_s.max(self.compute_s)
+    }
+}
+
+impl PrefillRun {
+    /// How many times as long as its floor it took.
+    pub fn ratio(&self) -> Option<f64> {
+        self.floors.map(|floors| self.wall_s / floors.most_s())
+    }
+}
+
+/// Records the experts of every layer of every pass.
+struct RouteRecorder<'a> {
+    stop: &'a Stop,
+    layers: Vec<Vec<u32>>,
+}
+
+impl Observer for RouteRecorder<'_> {
+    fn is_cancelled(&self) -> bool {
+        self.stop.load(std::sync::atomic::Ordering::Relaxed)
+    }
+
+    fn at(&mut self, moment: Moment, view: &mut LayerView<'_>) {
+        if moment == Moment::LayerDone {
+            self.layers.push(view.routes.ids.clone());
+        }
+    }
+}
+
+impl Engine {
+    /// Makes ready for [`run_prefill`](Self::run_prefill): reads another text, so that memory, caches and the profile are
+    /// those of an engine that has been at work, and then the hot set that follows from it.
+    ///
+    /// # Errors
+    /// When a run fails or is stopped.
+    pub fn warm_up(&mut self, ids: &[u32], stop: &Stop) -> Result<(), EngineError> {
+        let mut session = self.new_session()?;
+        let mut logits = Vec::with_capacity(self.model.vocabulary());
+        let observer = &mut crate::generate::Stoppable(stop);
+        let result = self.model.forward(&mut session.sequence, ids, Rows::Last, &mut logits, observer);
+        self.free_session(session);
+        result?;
+        if let Some(store) = self.model.streaming().filter(|store| !store.holds_all()) {
+            store.start_over().map_err(strata_model::ModelError::from)?;
+        }
+        self.load_experts(|_, _| !stop.load(std::sync::atomic::Ordering::Relaxed))?;
+        self.take_profile();
+        Ok(())
+    }
+
+    /// Changes what can be changed of an open engine: tokens of a pass, up to what the engine was opened with; what is read
+    /// before it is needed.
+    pub fn set_streaming(&mut self, options: &EngineOptions) {
+        let pass_tokens = options.pass_tokens.unwrap_or(self.plan().pass_tokens as usize);
+        self.model.set_streaming(pass_tokens, &options.model.streaming);
+    }
+
+    /// Times a prompt on a fresh sequence, with nothing in the arena but the hot set, and its floors if they are wanted.
+    ///
+    /// # Errors
+    /// When a run fails or is stopped.
+    pub fn run_prefill(&mut self, ids: &[u32], with_floors: bool, stop: &Stop) -> Result<PrefillRun, EngineError> {
+        let before = self.begin_run()?;
+        let mut routes = RouteRecorder { stop, layers: Vec::new() };
+        let ticks = DriveTicks::of(self.path());
+        let timeline = self.options.model.timeline.clone();
+        timeline.begin();
+        let wall_s = self.time_prompt(ids, &mut routes)?;
+        timeline.end();
+        let drive_busy = ticks.and_then(DriveTicks::busy_s).map(|busy_s| (busy_s / wall_s).min(1.0));
+        let after = self.counted();
+        let conditions = Conditions::now();
+        let floors = if with_floors { Some(self.floors(ids, wall_s, routes.layers, stop)?) } else { None };
+        let between = |of: fn(&Counts) -> Tally| {
+            let (a, b) = (of(&before.counts), of(&after.counts));
+            Tally { records: b.records - a.records, bytes: b.bytes - a.bytes }
+        };
+        let (ahead, missed) = (between(|counts| counts.ahead), between(|counts| counts.missed));
+        let read = |of: fn(&Counts) -> [Tally; 2]| {
+            let (a, b) = (of(&before.counts), of(&after.counts));
+            Tally {
+                records: b.iter().map(|t| t.records).sum::<u64>() - a.iter().map(|t| t.records).sum::<u64>(),
+                bytes: b.iter().map(|t| t.bytes).sum::<u64>() - a.iter().map(|t| t.bytes).sum::<u64>(),
+            }
+        };
+        Ok(PrefillRun {
+            tokens: ids.len(),
+            pass_tokens: self.model.pass_tokens().min(ids.len()),
+            wall_s,
+            floors,
+            drive_busy,
+            needed: Tally { records: ahead.records + missed.records, bytes: ahead.bytes + missed.bytes },
+            read: read(|counts| [counts.read[Class::Demand], counts.read[Class::ReadAhead]]),
+            wasted: read(|counts| [counts.wasted[Class::Demand], counts.wasted[Class::ReadAhead]]),
+            resident: between(|counts| counts.resident).records,
+            ahead: ahead.records,
+            missed: missed.records,
+            exposed_wait_s: after.exposed_wait_s - before.exposed_wait_s,
+            rows_wait_s: after.rows.exposed_wait.as_secs_f64() - before.rows.exposed_wait.as_secs_f64(),
+            rows_read_bytes: after.rows.read_bytes - before.rows.read_bytes,
+            peak_rss_bytes: Memory::peak_rss_bytes(),
+            plan_bytes: self.plan().total_bytes(),
+            conditions,
+        })
+    }
+
+    /// Seconds of a prompt whose routes are known, computed with whatever records are in memory: nothing is read.
+    ///
+    /// # Errors
+    /// When the run fails or is stopped, or the arena does not hold records of every kind.
+    pub fn run_fake_prefill(&mut self, ids: &[u32], routes: Vec<Vec<u32>>, stop: &Stop) -> Result<f64, EngineError> {
+        if !self.model.set_fake_stream(Some(routes)) {
+            self.model.set_fake_stream(None);
+            return Err(EngineError::Unusable(
+                "the compute floor cannot be measured: the arena does not hold records of every kind".to_owned(),
+            ));
+        }
+        let result = self.time_prompt(ids, &mut crate::generate::Stoppable(stop));
+        self.model.set_fake_stream(None);
+        result
+    }
+
+    fn floors(&mut self, ids: &[u32], wall_s: f64, routes: Vec<Vec<u32>>, stop: &Stop) -> Result<Floors, EngineError> {
+        let Some(store) = self.model.streaming().filter(|store| !store.holds_all()) else {
+            // Nothing is read: the run is its own floor.
+            return Ok(Floors { drive_s: 0.0, compute_s: wall_s });
+        };
+        let needed = store.needed().to_vec();
+        let drive_s = store.replay(&needed).map_err(strata_model::ModelError::from)?.as_secs_f64();
+        // What a profile or a timeline shows is the run itself.
+        let profile = self.take_profile();
+        let compute_s = self.run_fake_prefill(ids, routes, stop)?;
+        self.take_profile();
+        self.put_profile(profile);
+        Ok(Floors { drive_s, compute_s })
+    }
+
+    /// Empties the arena but for the hot set; gives the counts so far.
+    fn begin_run(&mut self) -> Result<Counted, EngineError> {
+        if let Some(store) = self.model.streaming().filter(|store| !store.holds_all()) {
+            store.clear_ring().map_err(strata_model::ModelError::from)?;
+            store.keep_needed(true);
+        }
+        Ok(self.counted())
+    }
+
+    fn counted(&mut self) -> Counted {
+        let rows = self.model.row_counts();
+        let (counts, exposed_wait_s) = match self.model.streaming() {
+            Some(store) => (*store.counts(), store.exposed_wait().as_secs_f64()),
+            None => (Counts::default(), 0.0),
+        };
+        Counted { counts, exposed_wait_s, rows }
+    }
+
+    /// Operations that a prompt of so many tokens asks for.
+    pub fn prompt_flops(&self, tokens: usize) -> u64 {
+        self.model.config().flops(0..tokens, 1, self.model.vocabulary()).total()
+    }
+
+    fn time_prompt(&mut self, ids: &[u32], observer: &mut dyn Observer) -> Result<f64, EngineError> {
+        let mut session = self.new_session()?;
+        let mut logits = Vec::with_capacity(self.model.vocabulary());
+        let start = Instant::now();
+        let result = self.model.forward(&mut session.sequence, ids, Rows::Last, &mut logits, observer);
+        let wall_s = start.elapsed().as_secs_f64();
+        self.free_session(session);
+        result?;
+        Ok(wall_s)
+    }
+}
+
+struct Counted {
+    counts: Counts,
+    exposed_wait_s: f64,
+    rows: strata_store::RowCounts,
+}
+
+/// What the system counts of the drive that a file lies on: milliseconds in which it had something to do.
+struct DriveTicks {
+    stat: std::path::PathBuf,
+    busy_ms: u64,
+}
+
+impl DriveTicks {
+    /// As of now; `None` where the system does not tell.
+    #[cfg(target_os = "linux")]
+    fn of(file: &Path) -> Option<Self> {
+        use std::os::linux::fs::MetadataExt;
+        let device = std::fs::metadata(file).ok()?.st_dev();
+        let (major, minor) = ((device >> 8) & 0xfff, (device & 0xff) | ((device >> 12) & 0xfff00));
+        let stat = std::path::PathBuf::from(format!("/sys/dev/block/{major}:{minor}/stat"));
+        Some(Self { busy_ms: busy_ms(&stat)?, stat })
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn of(_file: &Path) -> Option<Self> {
+        None
+    }
+
+    /// Seconds since then in which the drive was busy.
+    fn busy_s(self) -> Option<f64> {
+        Some(busy_ms(&self.stat)?.saturating_sub(self.busy_ms) as f64 / 1e3)
+    }
+}
+
+/// The tenth number of the kernel's block layer statistics (Documentation/block/stat.rst).
+fn busy_ms(stat: &Path) -> Option<u64> {
+    std::fs::read_to_string(stat).ok()?.split_whitespace().nth(9)?.parse().ok()
+}

@@ -1,0 +1,62 @@
+//! Recorded routes are those that the model computes.
+
+use std::path::{Path, PathBuf};
+
+use safetensors::SafeTensors;
+use strata_engine::sim::{LayerRoutes, Trace};
+use strata_engine::{Engine, EngineOptions, Stop, exact, trace};
+
+fn mini4() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../strata-model/tests/data/oracle/mini4/model-f16.gguf")
+}
+
+fn engine(pass_tokens: usize, strip_rows: usize) -> Engine {
+    let mut options = EngineOptions::default();
+    options.model.pass_tokens = pass_tokens;
+    options.model.strip_rows = strip_rows;
+    options.model.keep_details = true;
+    Engine::open(&mini4(), &options).unwrap()
+}
+
+fn record(engine: &mut Engine, ids: &[u32]) -> Trace {
+    trace::record(engine, ids, &Stop::new(false)).unwrap()
+}
+
+const IDS: [u32; 20] = [5, 3, 9, 1, 1, 7, 2, 8, 30, 4, 6, 11, 3, 9, 14, 2, 0, 5, 21, 13];
+
+#[test]
+fn routes_are_those_of_a_dump() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut engine = engine(100, 6);
+    let trace = record(&mut engine, &IDS);
+    assert_eq!(trace.strips.iter().map(|strip| strip.rows).collect::<Vec<_>>(), [6, 6, 6, 2]);
+    let moe = engine.model().config().moe.clone();
+    assert_eq!((trace.experts, trace.top_k), (moe.experts as u32, moe.top_k as u32));
+    let out = dir.path().join("dump");
+    exact::dump(&mut engine, &IDS, &[], &out, &Stop::new(false)).unwrap();
+    for layer in 0..trace.layers as usize {
+        let bytes = std::fs::read(out.join(format!("layer{layer:02}.00000000.safetensors"))).unwrap();
+        let tensors = SafeTensors::deserialize(&bytes).unwrap();
+        let ids = tensors.tensor("route_ids").unwrap();
+        let ids: Vec<_> = ids.data().chunks(4).map(|id| u32::from_le_bytes(id.try_into().unwrap())).collect();
+        for (strip, ids) in trace.strips.iter().zip(ids.chunks(6 * moe.top_k)) {
+            let routes = &strip.layers[layer];
+            assert_eq!(routes.demand, LayerRoutes::count(trace.experts, ids, &[]).demand, "layer {layer}");
+            let forecast: u32 = routes.forecast.iter().map(|demand| demand.tokens).sum();
+            let is_last = layer + 1 == trace.layers as usize;
+            assert_eq!(forecast, if is_last { 0 } else { strip.rows * trace.top_k });
+        }
+    }
+    let mut bytes = Vec::new();
+    trace.write(&mut bytes).unwrap();
+    assert_eq!(Trace::read(&mut bytes.as_slice()).unwrap(), trace);
+}
+
+#[test]
+fn passes_do_not_change_what_is_recorded() {
+    let whole = record(&mut engine(100, 4), &IDS);
+    assert_eq!(record(&mut engine(8, 4), &IDS), whole);
+    assert_eq!(whole.passes(8).len(), 3);
+    assert!(trace::record(&mut engine(8, 4), &[], &Stop::new(false)).is_err());
+    assert!(trace::record(&mut engine(8, 4), &IDS, &Stop::new(true)).unwrap_err().is_cancelled());
+}

@@ -1,0 +1,84 @@
+//! The fixed set of slots: where each lies, and where the parts of a record lie in it.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::reads::FileRange;
+use crate::{Area, ExpertId, LayerRecords, PAGE_BYTES, Part, Records};
+
+/// Slots of equal size in a list of areas.
+pub(super) struct Arena {
+    areas: Vec<Arc<Area>>,
+    slot_bytes: usize,
+    area_slots: usize,
+}
+
+/// The most that whole pages around a range of this length take, wherever it begins.
+fn most_window_bytes(len_bytes: u64) -> usize {
+    (len_bytes as usize).next_multiple_of(PAGE_BYTES) + PAGE_BYTES
+}
+
+/// Room for any record: each of its parts in a window of whole pages.
+fn slot_bytes(records: &Records) -> usize {
+    let record = |layer: &LayerRecords| layer.parts.iter().map(|part| most_window_bytes(part.len_bytes)).sum();
+    records.layers.iter().map(record).max().unwrap_or(0).max(PAGE_BYTES)
+}
+
+/// Slots of one area.
+fn area_slots(slot_bytes: usize) -> usize {
+    (Area::MAX_BYTES / slot_bytes).max(1)
+}
+
+/// Sizes of the areas that `slots` slots for these records need.
+pub(super) fn area_sizes(records: &Records, slots: usize) -> Vec<usize> {
+    let slot_bytes = slot_bytes(records);
+    let area_slots = area_slots(slot_bytes);
+    let firsts = (0..slots).step_by(area_slots);
+    firsts.map(|first| (slots - first).min(area_slots) * slot_bytes).collect()
+}
+
+impl Arena {
+    /// Slots for these records in `areas`, which have the sizes that [`area_sizes`] said.
+    pub(super) fn new(records: &Records, areas: Vec<Arc<Area>>) -> Self {
+        let slot_bytes = slot_bytes(records);
+        Self { areas, slot_bytes, area_slots: area_slots(slot_bytes) }
+    }
+
+    /// Slots that there is room for.
+    pub(super) fn slots(&self) -> usize {
+        self.areas.iter().map(|area| area.len_bytes() / self.slot_bytes).sum()
+    }
+
+    /// The area of a slot, and where in it the slot begins.
+    fn place(&self, slot: u32) -> (&Arc<Area>, usize) {
+        let slot = slot as usize;
+        (&self.areas[slot / self.area_slots], slot % self.area_slots * self.slot_bytes)
+    }
+
+    /// What is read to fill a slot with a record, and where the pages around it go.
+    pub(super) fn reads(&self, layer: &LayerRecords, index: u32, slot: u32) -> [(FileRange, *mut u8); 3] {
+        let (area, mut at) = self.place(slot);
+        Part::ALL.map(|part| {
+            let part = &layer.parts[part as usize];
+            let window = most_window_bytes(part.len_bytes);
+            assert!(at + window <= area.len_bytes(), "the slot holds every record");
+            // SAFETY: inside of the area.
+            let memory = unsafe { area.start().add(at) };
+            at += window;
+            (part.range(index), memory)
+        })
+    }
+
+    /// The bytes of the parts of a record in a slot.
+    pub(super) fn parts(&self, layer: &LayerRecords, id: ExpertId, slot: u32) -> (Arc<Area>, [Range<usize>; 3]) {
+        let (area, mut at) = self.place(slot);
+        let parts = Part::ALL.map(|part| {
+            let part = &layer.parts[part as usize];
+            let range = part.range(id.index);
+            let start = at + range.shift();
+            at += most_window_bytes(part.len_bytes);
+            start..start + range.len_bytes
+        });
+        (area.clone(), parts)
+    }
+}

@@ -1,0 +1,492 @@
+//! A store with fewer slots than the model has experts: records stream through it from the drive.
+//!
+//! Owns: the arena, the reads under way, and the [scheduler](crate::scheduler) that decides on them. Promises: reads go on
+//! while others compute, without a thread of their own: every call of the pass looks what has arrived and starts what can
+//! be started. Refuses: to decide anything that could change a result; what arrives when only changes in which order
+//! experts are handed out.
+
+mod arena;
+mod fake;
+mod usage;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use arena::Arena;
+use fake::Fake;
+pub use usage::Usage;
+
+use crate::reads::{Done, ReadQueue};
+use crate::scheduler::{Class, Counts, Limits, Outcome, PassKind, Read, Scheduler};
+use crate::timeline::{Lane, Timeline};
+use crate::{Area, Demand, ExpertId, ExpertStore, Part, Records, Slot, StoreError};
+
+/// What a store expects of a layer before its rows are routed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Lookahead {
+    /// Nothing.
+    Off,
+    /// The experts that earlier passes used most, at most [`StreamingStore::PROFILE_EXPERTS`] a layer.
+    Profile,
+    /// What the layer's router says of the input of the layer before; for layer 0, what earlier passes used.
+    #[default]
+    Router,
+}
+
+/// How records are streamed. Nothing here changes a result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StreamingOptions {
+    /// Most records on their way at a time.
+    pub depth: u32,
+    /// What is read before it is demanded.
+    pub lookahead: Lookahead,
+    /// Rows that must be expected to need an expert before it is read ahead.
+    pub forecast_min: u32,
+}
+
+impl StreamingOptions {
+    /// Records on their way at a time: enough to keep a drive of 2.5 GB/s busy through the longest operation between two
+    /// looks at it.
+    pub const DEPTH: u32 = 128;
+
+    /// Records on their way at a time for an arena of so many slots: a quarter of what two tokens leave, so that any arena
+    /// that can work at all does.
+    pub fn depth_for(slots: usize, top_k: u32) -> u32 {
+        let left = (slots as u32).saturating_sub(top_k.saturating_mul(2));
+        (left / 4).clamp(1, Self::DEPTH)
+    }
+}
+
+impl Default for StreamingOptions {
+    fn default() -> Self {
+        Self { depth: Self::DEPTH, lookahead: Lookahead::default(), forecast_min: 1 }
+    }
+}
+
+/// The experts of a model, most of them on the drive.
+pub struct StreamingStore {
+    records: Records,
+    scheduler: Scheduler,
+    // Before the arena: dropping it waits until nothing writes there.
+    queue: ReadQueue,
+    arena: Arena,
+    options: StreamingOptions,
+    /// Of earlier runs: what the hot set and forecasts come from.
+    profile: Usage,
+    /// Of this and earlier runs.
+    usage: Usage,
+    /// By slot.
+    filling: Vec<Filling>,
+    /// Number of the pass.
+    pass: u64,
+    /// Records that could not be read in this pass.
+    failures: Vec<(ExpertId, StoreError)>,
+    /// Why reading does not work at all, until somebody can be told.
+    refused: Option<StoreError>,
+    /// Experts that this pass had to read, in the order in which they were used, when somebody wants to know.
+    needed: Option<Vec<ExpertId>>,
+    exposed_wait: Duration,
+    fake: Option<Fake>,
+    timeline: Timeline,
+    /// Places of reads under way, for the timeline.
+    free_lanes: Vec<u16>,
+    done: Vec<Done>,
+    ranking: Vec<Demand>,
+}
+
+/// What is being read into a slot.
+struct Filling {
+    read: Option<Read>,
+    /// Parts of the record that are missing.
+    parts: u8,
+    error: Option<StoreError>,
+    /// The pass in which the read was started.
+    pass: u64,
+    since: Instant,
+    lane: u16,
+}
+
+/// Experts handed out at a time: enough for all threads, few enough that the drive is soon looked after again.
+const HANDED_OUT: usize = 16;
+
+impl StreamingStore {
+    /// The most experts of a layer that [`Lookahead::Profile`] expects.
+    pub const PROFILE_EXPERTS: usize = 256;
+
+    /// Sizes of the areas that an arena of `slots` slots needs.
+    pub fn area_bytes(records: &Records, slots: usize) -> Vec<usize> {
+        arena::area_sizes(records, slots)
+    }
+
+    /// Parts of records that a queue must have room for, with so many records on their way at a time.
+    pub fn queue_depth(depth: u32) -> usize {
+        Part::ALL.len() * depth as usize
+    }
+
+    /// An empty arena in `areas`, of the sizes that [`area_bytes`](Self::area_bytes) said. The experts that `profile` says
+    /// are used most are the hot set, which [`load_hot_set`](Self::load_hot_set) reads.
+    ///
+    /// # Errors
+    /// When there are fewer slots than [`Limits::least_slots`] and than experts.
+    ///
+    /// # Panics
+    /// When the queue has no room for the reads that the options allow.
+    pub fn new(
+        records: Records,
+        areas: Vec<Arc<Area>>,
+        queue: ReadQueue,
+        options: StreamingOptions,
+        profile: Usage,
+    ) -> Result<Self, StoreError> {
+        assert!(queue.room() >= Self::queue_depth(options.depth), "room for the parts of all records on their way");
+        let arena = Arena::new(&records, areas);
+        let scheduler = scheduler(&records, arena.slots(), options, &profile)?;
+        let since = Instant::now();
+        let filling = || Filling { read: None, parts: 0, error: None, pass: 0, since, lane: 0 };
+        Ok(Self {
+            filling: std::iter::repeat_with(filling).take(arena.slots()).collect(),
+            usage: profile.clone(),
+            records,
+            scheduler,
+            queue,
+            arena,
+            options,
+            profile,
+            pass: 0,
+            failures: Vec::new(),
+            refused: None,
+            needed: None,
+            exposed_wait: Duration::ZERO,
+            fake: None,
+            timeline: Timeline::off(),
+            free_lanes: (0..options.depth as u16).rev().collect(),
+            done: Vec::new(),
+            ranking: Vec::new(),
+        })
+    }
+
+    /// Records on `timeline` when records are read and waited for.
+    pub fn recorded(self, timeline: Timeline) -> Self {
+        Self { timeline, ..self }
+    }
+
+    /// Whether every expert has a slot.
+    pub fn holds_all(&self) -> bool {
+        self.arena.slots() as u64 >= self.records.experts()
+    }
+
+    /// Slots of the arena.
+    pub fn slots(&self) -> usize {
+        self.arena.slots()
+    }
+
+    /// How it reads, for people.
+    pub fn describe_reader(&self) -> String {
+        self.queue.describe()
+    }
+
+    /// What was counted so far.
+    pub fn counts(&self) -> &Counts {
+        self.scheduler.counts()
+    }
+
+    /// Time that passes have waited for records.
+    pub fn exposed_wait(&self) -> Duration {
+        self.exposed_wait
+    }
+
+    /// What was used so far.
+    pub fn usage(&self) -> &Usage {
+        &self.usage
+    }
+
+    /// How records are streamed.
+    pub fn options(&self) -> StreamingOptions {
+        self.options
+    }
+
+    /// Changes what is expected of layers, from the next pass on.
+    pub fn set_lookahead(&mut self, lookahead: Lookahead, forecast_min: u32) {
+        self.options = StreamingOptions { lookahead, forecast_min, ..self.options };
+        self.scheduler.set_forecast_min(forecast_min);
+    }
+
+    /// Reads the hot set. `progress` is told bytes read and bytes in all, and ends it by `false`; what was not read then
+    /// comes when the drive has nothing else to do.
+    ///
+    /// # Errors
+    /// When a record could not be read.
+    pub fn load_hot_set(&mut self, progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<(), StoreError> {
+        let total: u64 =
+            self.scheduler.hot_to_load().map(|id| self.records.layers[id.layer as usize].record_bytes()).sum();
+        let before = self.counts().read[Class::HotSet].bytes;
+        loop {
+            self.pump();
+            if let Some(error) = self.refused.take().or_else(|| self.failures.pop().map(|(_, error)| error)) {
+                return Err(error);
+            }
+            let loaded = self.counts().read[Class::HotSet].bytes - before;
+            if !progress(loaded, total) || self.queue.under_way() == 0 {
+                return Ok(());
+            }
+            self.wait()?;
+        }
+    }
+
+    /// Forgets everything that is in the arena, and makes what was used so far the profile: the hot set is to be loaded
+    /// anew.
+    ///
+    /// # Errors
+    /// When reads under way do not end.
+    pub fn start_over(&mut self) -> Result<(), StoreError> {
+        while self.queue.under_way() > 0 {
+            self.wait()?;
+        }
+        self.profile = self.usage.clone();
+        self.scheduler = scheduler(&self.records, self.arena.slots(), self.options, &self.profile)?;
+        Ok(())
+    }
+
+    /// Looks what has arrived, and starts what can be started.
+    fn pump(&mut self) {
+        if self.refused.is_some() {
+            return;
+        }
+        if let Err(error) = self.collect(false).and_then(|()| self.start_reads()) {
+            self.refused = Some(error);
+        }
+    }
+
+    /// Waits until a read has ended.
+    fn wait(&mut self) -> Result<(), StoreError> {
+        self.collect(true)
+    }
+
+    fn collect(&mut self, wait: bool) -> Result<(), StoreError> {
+        let mut done = std::mem::take(&mut self.done);
+        let result = self.queue.take(wait, &mut done);
+        for Done { tag, result } in done.drain(..) {
+            self.part_done(tag as u32, result);
+        }
+        self.done = done;
+        result
+    }
+
+    fn start_reads(&mut self) -> Result<(), StoreError> {
+        let mut any = false;
+        while let Some(read) = self.scheduler.next_read() {
+            let layer = &self.records.layers[read.expert.layer as usize];
+            let reads = self.arena.reads(layer, read.expert.index, read.slot.index);
+            self.filling[read.slot.index as usize] = Filling {
+                read: Some(read),
+                parts: reads.len() as u8,
+                error: None,
+                pass: self.pass,
+                since: Instant::now(),
+                lane: self.free_lanes.pop().unwrap_or(0),
+            };
+            for (range, memory) in reads {
+                // SAFETY: the memory is a window in a slot that the scheduler has given to this record alone: it is in
+                // nobody's hands, and will not be before the read is reported as done.
+                unsafe { self.queue.start(u64::from(read.slot.index), range, memory) };
+            }
+            any = true;
+        }
+        if any { self.queue.submit() } else { Ok(()) }
+    }
+
+    /// One part of the record for a slot was read, or could not be.
+    fn part_done(&mut self, slot: u32, result: Result<(), StoreError>) {
+        let filling = &mut self.filling[slot as usize];
+        filling.parts -= 1;
+        if let Err(error) = result {
+            filling.error.get_or_insert(error);
+        }
+        if filling.parts > 0 {
+            return;
+        }
+        let read = filling.read.take().expect("a read of the slot is under way");
+        let (lane, since, layer) = (filling.lane, filling.since, read.expert.layer);
+        self.free_lanes.push(lane);
+        let bytes = self.records.layers[layer as usize].record_bytes();
+        self.timeline.read(lane, layer, read.class, bytes, since, Instant::now());
+        match filling.error.take() {
+            None => self.scheduler.read_done(read.slot),
+            Some(error) => {
+                self.failures.push((read.expert, error));
+                self.scheduler.read_failed(read.slot);
+            }
+        }
+    }
+
+    /// What is known of layer `layer` before anybody has looked at the text.
+    fn forecast_by_profile(&mut self, layer: u32, most: usize) {
+        let mut ranking = std::mem::take(&mut self.ranking);
+        self.profile.ranking(layer, most, &mut ranking);
+        self.scheduler.forecast(layer, &ranking);
+        self.ranking = ranking;
+    }
+
+    fn slot(&mut self, expert: ExpertId, slot: crate::scheduler::SlotId) -> Slot {
+        let layer = &self.records.layers[expert.layer as usize];
+        let (area, parts) = self.arena.parts(layer, expert, slot.index);
+        Slot { id: expert, slot, area, parts }
+    }
+}
+
+fn scheduler(
+    records: &Records,
+    slots: usize,
+    options: StreamingOptions,
+    profile: &Usage,
+) -> Result<Scheduler, StoreError> {
+    let limits = Limits {
+        record_bytes: records.layers.iter().map(crate::LayerRecords::record_bytes).collect(),
+        experts: records.layers.iter().map(|layer| layer.experts).max().unwrap_or(0),
+        top_k: records.top_k,
+        slots: slots as u32,
+        depth: options.depth,
+    };
+    let hot = if slots as u64 >= records.experts() { slots } else { slots - limits.ring_slots() as usize };
+    let mut scheduler = Scheduler::new(limits, &profile.hottest(hot))?;
+    scheduler.set_forecast_min(options.forecast_min);
+    Ok(scheduler)
+}
+
+impl ExpertStore for StreamingStore {
+    fn begin_pass(&mut self, kind: PassKind) {
+        if self.fake.is_some() {
+            return;
+        }
+        self.pass += 1;
+        self.failures.clear();
+        self.scheduler.begin_pass(kind);
+        match (self.options.lookahead, kind) {
+            // One token uses too few experts for a profile to be of use.
+            (Lookahead::Off, _) | (_, PassKind::Decode) => {}
+            (Lookahead::Profile, _) => self.forecast_by_profile(0, Self::PROFILE_EXPERTS),
+            (Lookahead::Router, _) => self.forecast_by_profile(0, usize::MAX),
+        }
+        self.pump();
+    }
+
+    fn demand(&mut self, layer: u32, experts: &[Demand]) -> Result<(), StoreError> {
+        if let Some(fake) = &mut self.fake {
+            fake.demand(experts);
+            return Ok(());
+        }
+        self.scheduler.demand(layer, experts)?;
+        self.usage.add(layer, experts);
+        self.pump();
+        Ok(())
+    }
+
+    fn forecast(&mut self, layer: u32, experts: &[Demand]) {
+        if self.fake.is_none() {
+            self.scheduler.forecast(layer, experts);
+            self.pump();
+        }
+    }
+
+    fn wants_forecast(&self) -> bool {
+        self.options.lookahead == Lookahead::Router && !self.holds_all()
+    }
+
+    fn close(&mut self, layer: u32) {
+        if self.fake.is_some() {
+            return;
+        }
+        self.scheduler.close(layer);
+        if self.options.lookahead == Lookahead::Profile {
+            self.forecast_by_profile(layer + 1, Self::PROFILE_EXPERTS);
+        }
+        self.pump();
+    }
+
+    fn ready(&mut self, layer: u32, slots: &mut Vec<Slot>) -> Result<(), StoreError> {
+        if let Some(fake) = &mut self.fake {
+            fake.ready(&self.records, &self.arena, layer, slots);
+            return Ok(());
+        }
+        let before = slots.len();
+        loop {
+            self.pump();
+            while slots.len() - before < HANDED_OUT {
+                // A failure waits until what was handed out with it is back.
+                if self.scheduler.is_failure_next() && slots.len() > before {
+                    break;
+                }
+                match self.scheduler.next_outcome() {
+                    Some(Outcome::Ready { expert, slot }) => {
+                        let filled = &self.filling[slot.index as usize];
+                        if let Some(needed) = self.needed.as_mut().filter(|_| filled.pass == self.pass) {
+                            needed.push(expert);
+                        }
+                        let slot = self.slot(expert, slot);
+                        slots.push(slot);
+                    }
+                    Some(Outcome::Failed { expert }) => return Err(self.failure(expert)),
+                    None => break,
+                }
+            }
+            if slots.len() > before {
+                return Ok(());
+            }
+            if self.scheduler.outstanding() == 0 {
+                self.scheduler.layer_done(layer);
+                return Ok(());
+            }
+            if let Some(error) = self.refused.take() {
+                return Err(error);
+            }
+            let start = Instant::now();
+            let result = self.wait();
+            let end = Instant::now();
+            self.exposed_wait += end - start;
+            self.timeline.span(Lane::Waits, "experts", Some(layer), start, end);
+            result?;
+        }
+    }
+
+    fn release(&mut self, slot: Slot) {
+        if self.fake.is_none() {
+            self.scheduler.release(slot.slot);
+        }
+    }
+
+    fn poll(&mut self) {
+        if self.fake.is_none() {
+            self.pump();
+        }
+    }
+
+    fn end_pass(&mut self) {
+        if self.fake.is_none() {
+            self.scheduler.end_pass();
+            self.pump();
+        }
+    }
+
+    fn abandon(&mut self) {
+        match &mut self.fake {
+            Some(fake) => fake.abandon(),
+            None => {
+                self.scheduler.abandon();
+                self.refused = None;
+                self.failures.clear();
+            }
+        }
+    }
+
+    fn as_streaming(&mut self) -> Option<&mut StreamingStore> {
+        Some(self)
+    }
+}
+
+impl StreamingStore {
+    /// Why a record could not be read.
+    fn failure(&mut self, expert: ExpertId) -> StoreError {
+        let at = self.failures.iter().position(|(id, _)| *id == expert).expect("a failed read has a reason");
+        StoreError::Expert { expert, source: Box::new(self.failures.swap_remove(at).1) }
+    }
+}
