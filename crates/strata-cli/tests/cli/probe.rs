@@ -54,6 +54,19 @@ fn what_cannot_be_measured_is_refused() {
     strata(&["probe"]).fails(2, &["<FILE|DIR>"]);
 }
 
+/// Started as a background task, reads may be slowed down by the system: the setting is named.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_low_priority_is_said() {
+    let dir = tempfile::tempdir().unwrap();
+    let args =
+        ["-n", "19", env!("CARGO_BIN_EXE_strata"), "probe", arg(dir.path()), "--size-gb", "0.01", "--seconds", "0.2"];
+    let output = std::process::Command::new("nice").args(args).output().unwrap();
+    let ran = crate::Ran::from(output);
+    assert!(ran.stderr.contains("I/O priority is 7 of 7"), "{ran:?}");
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+}
+
 #[test]
 #[cfg(unix)]
 fn ctrl_c_leaves_no_file_behind() {

@@ -87,6 +87,31 @@ fn open_direct(_path: &Path, _file: &File) -> io::Result<Option<File>> {
     Ok(None)
 }
 
+/// What the drive of a file takes before it lets others wait.
+#[cfg(target_os = "linux")]
+pub(super) struct DriveQueue {
+    /// Requests that wait or are at work.
+    pub(super) requests: usize,
+    /// The most bytes of a request; longer reads are split.
+    pub(super) request_bytes: usize,
+}
+
+#[cfg(target_os = "linux")]
+impl DriveQueue {
+    /// That of a file's drive; where the system does not tell, that of a small one.
+    pub(super) fn of(file: &File) -> Self {
+        use std::os::unix::fs::MetadataExt;
+        let number = file.metadata().map_or(0, |about| about.dev());
+        let dir = format!("/sys/dev/block/{}:{}", libc::major(number), libc::minor(number));
+        // A partition's queue is that of the whole drive, one directory above.
+        let read = |name: &str| {
+            let texts = ["queue", "../queue"].map(|queue| std::fs::read_to_string(format!("{dir}/{queue}/{name}")));
+            texts.into_iter().flatten().find_map(|text| text.trim().parse::<usize>().ok()).filter(|value| *value > 0)
+        };
+        Self { requests: read("nr_requests").unwrap_or(64), request_bytes: read("max_sectors_kb").unwrap_or(128) << 10 }
+    }
+}
+
 /// Another open description of the same file, for reads through the page cache.
 #[cfg(target_os = "linux")]
 pub(crate) fn reopen_buffered(path: &Path, file: &File) -> io::Result<File> {

@@ -1,7 +1,11 @@
 //! Reads by Linux `io_uring`.
 //!
 //! Promises: nothing spins, and no thread is started here; every read that was taken is reported once, in whatever order
-//! reads end.
+//! reads end; starting reads does not wait for the drive.
+//!
+//! A drive takes so many requests at a time, and the system lets whoever submits one more wait for a free place: for tens of
+//! milliseconds, in which the thread that submits could have computed. Beyond half of those places (others read, too),
+//! threads of the kernel submit. A few are enough, and more than that only cost time.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -11,7 +15,7 @@ use std::time::{Duration, Instant};
 use io_uring::types::{CancelBuilder, Fixed, SubmitArgs, Timespec};
 use io_uring::{EnterFlags, IoUring, opcode, squeue};
 
-use super::files::{OpenFile, describe};
+use super::files::{DriveQueue, OpenFile, describe};
 use super::port::{Ended, Port, PortRead};
 use crate::Area;
 
@@ -20,12 +24,20 @@ const MAX_PIECE_BYTES: usize = 1 << 30;
 /// The most bytes that the system reads at once; whole pages.
 const MAX_READ_BYTES: usize = 0x7fff_f000;
 
+/// Threads of the kernel that submit reads for which the drive has no place yet.
+const SUBMITTERS: u32 = 4;
+
 /// A port of one ring, which has an entry for each read: what is started always has room.
 pub(super) struct Uring {
     ring: IoUring,
     /// Registered, by index; open for as long as reads use them.
     files: Vec<OpenFile>,
     memory: Registered,
+    /// What the drive of each file takes.
+    queues: Vec<DriveQueue>,
+    /// Requests of each read, by id, and of all that are under way.
+    requests: Vec<usize>,
+    all_requests: usize,
     /// Reads that were taken and have not been reported.
     under_way: usize,
     depth: usize,
@@ -47,8 +59,14 @@ impl Uring {
             return Err(io::ErrorKind::Unsupported.into());
         }
         ring.submitter().register_files(&files.iter().map(|file| file.file.as_raw_fd()).collect::<Vec<_>>())?;
+        if files.iter().all(|file| file.is_direct) {
+            // Buffered reads are carried out by these threads; there, the system knows how many it wants. Old kernels do not
+            // know this: they start more.
+            let _ = ring.submitter().register_iowq_max_workers(&mut [SUBMITTERS; 2]);
+        }
         let memory = Registered::new(&ring, areas);
-        Ok(Self { ring, files, memory, under_way: 0, depth })
+        let queues = files.iter().map(|file| DriveQueue::of(&file.file)).collect();
+        Ok(Self { ring, files, memory, queues, requests: vec![0; depth], all_requests: 0, under_way: 0, depth })
     }
 
     /// Takes from the ring what has ended.
@@ -56,7 +74,9 @@ impl Uring {
         let before = ended.len();
         for entry in self.ring.completion() {
             let result = usize::try_from(entry.result()).map_err(|_| io::Error::from_raw_os_error(-entry.result()));
-            ended.push(Ended { id: entry.user_data() as u32, result });
+            let id = entry.user_data() as u32;
+            self.all_requests -= self.requests[id as usize];
+            ended.push(Ended { id, result });
         }
         let count = ended.len() - before;
         self.under_way -= count;
@@ -117,8 +137,13 @@ impl Port for Uring {
             Some(index) => opcode::ReadFixed::new(file, read.memory, len, index).offset(read.offset).build(),
             None => opcode::Read::new(file, read.memory, len).offset(read.offset).build(),
         };
+        let queue = &self.queues[read.file];
+        let requests = len_bytes.div_ceil(queue.request_bytes);
+        self.requests[read.id as usize] = requests;
+        self.all_requests += requests;
         // A buffered read would be copied before the call that submits it returns.
-        let flags = if self.files[read.file].is_direct { squeue::Flags::empty() } else { squeue::Flags::ASYNC };
+        let may_wait = !self.files[read.file].is_direct || self.all_requests > queue.requests / 2;
+        let flags = if may_wait { squeue::Flags::ASYNC } else { squeue::Flags::empty() };
         let entry = entry.flags(flags).user_data(read.id.into());
         // SAFETY: this function's own contract.
         unsafe { self.ring.submission().push(&entry) }.expect("the ring has an entry for each read");

@@ -80,6 +80,7 @@ pub struct StreamingStore {
     filling: Vec<Filling>,
     /// Number of the pass.
     pass: u64,
+    kind: PassKind,
     /// Records that could not be read in this pass.
     failures: Vec<(ExpertId, StoreError)>,
     /// Why reading does not work at all, until somebody can be told.
@@ -87,6 +88,8 @@ pub struct StreamingStore {
     /// Experts that this pass had to read, in the order in which they were used, when somebody wants to know.
     needed: Option<Vec<ExpertId>>,
     exposed_wait: Duration,
+    /// When the layer at hand began, and the wait up to then.
+    layer_began: (Instant, Duration),
     fake: Option<Fake>,
     timeline: Timeline,
     /// Places of reads under way, for the timeline.
@@ -106,6 +109,13 @@ struct Filling {
     since: Instant,
     lane: u16,
 }
+
+/// While computation waits for nothing, experts that fewer rows are expected to need are not read ahead: a third of the
+/// guesses that rest on one row are wrong, a fifth of those on two (docs/drive.md), and those that are right are still in
+/// time when they are demanded.
+const SURE_TOKENS: u32 = 3;
+/// The part of a layer's time from which on computation counts as waiting.
+const WAITING_PART: f64 = 0.01;
 
 /// Experts handed out at a time: enough for all threads, few enough that the drive is soon looked after again.
 const HANDED_OUT: usize = 16;
@@ -154,10 +164,12 @@ impl StreamingStore {
             options,
             profile,
             pass: 0,
+            kind: PassKind::Prompt,
             failures: Vec::new(),
             refused: None,
             needed: None,
             exposed_wait: Duration::ZERO,
+            layer_began: (since, Duration::ZERO),
             fake: None,
             timeline: Timeline::off(),
             free_lanes: (0..options.depth as u16).rev().collect(),
@@ -329,6 +341,9 @@ impl ExpertStore for StreamingStore {
             return;
         }
         self.pass += 1;
+        self.kind = kind;
+        self.layer_began = (Instant::now(), self.exposed_wait);
+        self.scheduler.set_forecast_min(self.options.forecast_min);
         self.failures.clear();
         // What was refused for an earlier pass may be granted now.
         self.refused = None;
@@ -406,6 +421,7 @@ impl ExpertStore for StreamingStore {
             }
             if self.scheduler.outstanding() == 0 {
                 self.scheduler.layer_done(layer);
+                self.judge_forecasts();
                 return Ok(());
             }
             if let Some(error) = self.refused.take() {
@@ -457,6 +473,17 @@ impl ExpertStore for StreamingStore {
 }
 
 impl StreamingStore {
+    /// A layer of a prompt is done: whether it waited says whether the drive has time for guesses that are less sure.
+    fn judge_forecasts(&mut self) {
+        let (began, waited) = self.layer_began;
+        let now = Instant::now();
+        self.layer_began = (now, self.exposed_wait);
+        let waits = (self.exposed_wait - waited).as_secs_f64() > WAITING_PART * (now - began).as_secs_f64();
+        let is_prompt = self.kind == PassKind::Prompt;
+        let least = if is_prompt && !waits { SURE_TOKENS } else { 1 };
+        self.scheduler.set_forecast_min(self.options.forecast_min.max(least));
+    }
+
     /// Why a record could not be read.
     fn failure(&mut self, expert: ExpertId) -> StoreError {
         let at = self.failures.iter().position(|(id, _)| *id == expert).expect("a failed read has a reason");

@@ -78,8 +78,11 @@ mod tests {
 
     use super::*;
 
-    /// A system's directory with these drives: where a drive is, what it says of itself, and its number.
-    fn system(drives: &[(&str, &[(&str, &str)], &str)]) -> tempfile::TempDir {
+    /// Where a drive is, what it says of itself, and its number.
+    type Drive<'a> = (&'a str, &'a [(&'a str, &'a str)], &'a str);
+
+    /// A system's directory with these drives.
+    fn system(drives: &[Drive<'_>]) -> tempfile::TempDir {
         let sys = tempfile::tempdir().unwrap();
         for dir in ["dev/block", "class/block"] {
             fs::create_dir_all(sys.path().join(dir)).unwrap();

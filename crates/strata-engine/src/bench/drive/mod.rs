@@ -276,8 +276,8 @@ fn reads_per_second(loaded: &[Loaded]) -> f64 {
     let last_start = loaded.iter().map(|read| read.started).max().expect("a read");
     let first = loaded[0].ended;
     // From the first end to the last one before the number of reads at a time goes down.
-    let full = loaded.iter().filter(|read| read.ended > first && read.ended <= last_start);
-    match (full.clone().count(), full.last()) {
+    let full: Vec<_> = loaded.iter().filter(|read| read.ended > first && read.ended <= last_start).collect();
+    match (full.len(), full.last()) {
         (n, Some(last)) if n >= 4 => n as f64 / (last.ended - first).as_secs_f64(),
         _ => loaded.len() as f64 / loaded.last().expect("a read").ended.as_secs_f64(),
     }

@@ -278,6 +278,16 @@ fn names_of_kinds_are_read_back() {
     assert_eq!("Uring".parse::<ReaderKind>().unwrap_err(), "expected one of auto, uring, threads, buffered, mmap");
 }
 
+/// More than a drive's queue holds, and more than there are threads.
+#[test]
+fn many_reads_at_a_time_are_all_carried_out() {
+    let (_dir, files) = files(&[3 << 20]);
+    let ranges: Vec<_> = (0..1500).map(|i| range(0, i * 2000 + i % 7, 2500)).collect();
+    for kind in kinds() {
+        check(kind, 700, &files, &ranges, true);
+    }
+}
+
 #[test]
 fn a_load_reads_what_it_is_told_to_and_says_when() {
     let (_dir, files) = files(&[1 << 20]);
