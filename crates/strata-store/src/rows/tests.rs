@@ -44,7 +44,7 @@ impl Bed {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 100, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 3 } else { 100 }, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn rows_come_in_the_order_asked_for(

@@ -136,7 +136,7 @@ fn layouts() -> impl Strategy<Value = Layout> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 2 } else { 60 }, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn slots_hold_exactly_the_bytes_of_their_records(
