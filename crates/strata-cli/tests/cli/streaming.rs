@@ -231,7 +231,7 @@ fn field_report_12_55_too_little_memory_is_told_before_anything_is_loaded() {
         with(&["--arena-gb", "0.0005"]).fails(1, &["an arena of 0.01 GiB is too small", "needs 24 slots"]);
         with(&["--arena-gb", "0.002", "--io-depth", "1000"]).fails(1, &["is too small", "needs 1016 slots"]);
     }
-    strata(&["run", "hi", "--arena-gb", "-1"]).fails(2, &["--arena-gb"]);
+    strata(&["run", "hi", "--arena-gb=-1"]).fails(2, &["--arena-gb"]);
     strata(&["run", "hi", "--io", "carrier-pigeon"]).fails(2, &["--io", "uring"]);
     strata(&["run", "hi", "--io-depth", "0"]).fails(2, &["--io-depth"]);
 }
