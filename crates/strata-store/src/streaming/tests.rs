@@ -374,6 +374,7 @@ fn a_store_that_starts_over_keeps_what_was_used() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "Miri has no madvise")]
 fn an_arena_that_became_smaller_goes_on_and_starts_over() {
     let mut bed = Bed::usual(40);
     bed.store.load_hot_set(&mut |_, _| true).unwrap();
