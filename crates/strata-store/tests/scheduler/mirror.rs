@@ -59,10 +59,12 @@ pub(crate) struct Mirror {
 impl Mirror {
     pub(crate) fn new(limits: &Limits, hot: &[ExpertId]) -> Self {
         let exists = |id: &&ExpertId| (id.layer as usize) < limits.record_bytes.len() && id.index < limits.experts;
+        let all = limits.record_bytes.len() as u32 * limits.experts;
+        let least_slots = if limits.slots >= all { 0 } else { limits.least_slots() };
         let members = hot.iter().filter(exists).collect::<BTreeSet<_>>().len() as u32;
         Self {
             limits: limits.clone(),
-            hot_slots: members.min(limits.slots - limits.least_slots()),
+            hot_slots: members.min(limits.slots - least_slots),
             retired: BTreeSet::new(),
             slots: BTreeMap::new(),
             generations: BTreeMap::new(),
@@ -262,7 +264,9 @@ impl Mirror {
     pub(crate) fn shrink(&mut self, slots: u32, before: &[ExpertId], after: &[ExpertId]) {
         let given_up = self.limits.slots.saturating_sub(slots);
         self.limits.slots -= given_up;
-        self.hot_slots = self.hot_slots.saturating_sub(given_up);
+        if given_up > 0 {
+            self.hot_slots = self.hot_slots.saturating_sub(given_up).min(slots - self.limits.least_slots());
+        }
         assert_eq!(after, &before[..before.len().min(self.hot_slots as usize)], "the coldest leave");
         self.hot = after.iter().copied().collect();
     }
