@@ -23,7 +23,7 @@ SLOT = sum((pages(part) + 1) * PAGE for part in PARTS)
 
 def fixed(threads, context, cache):
     reserve = 256 * MIB + threads * 4 * MIB
-    windows = 128 * (pages(ROW) + 1) * PAGE
+    windows = 1024 * (pages(ROW) + 1) * PAGE
     rooms = (3 * threads - 1) * 256 * ROOM
     work = STRIP + threads * THREAD + rooms
     return DENSE + STATE + context * (CACHE[cache] + CONTEXT_TOKEN) + work + windows + reserve

@@ -11,7 +11,7 @@ pub(crate) use self::report::ReportFlags;
 pub(crate) use self::sim::{
     AheadFlag, HotFlag, SimFlags, SimMachineFlags, SimPolicyFlags, SimTextFlags, TraceCommand, TraceRecordFlags,
 };
-pub(crate) use self::streaming::{LookaheadFlag, PleFlag, StreamingFlags};
+pub(crate) use self::streaming::{LockFlag, LookaheadFlag, PleFlag, StreamingFlags};
 
 mod bench;
 mod plan;

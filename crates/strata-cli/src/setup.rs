@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 use strata_engine::{
-    Engine, EngineOptions, GdnForm, Isa, Limit, Lookahead, ModelOptions, Plan, RowsWhen, SamplerParams, Streaming,
+    Engine, EngineOptions, GdnForm, Isa, Limit, Lock, Lookahead, ModelOptions, Plan, RowsWhen, SamplerParams, Streaming,
 };
 
 use crate::error::CliError;
 use crate::flags::{
-    EngineFlags, GdnFlag, IsaFlag, LookaheadFlag, PleFlag, SamplingFlags, StreamingFlags, gib, thread_count,
+    EngineFlags, GdnFlag, IsaFlag, LockFlag, LookaheadFlag, PleFlag, SamplingFlags, StreamingFlags, gib, thread_count,
 };
 use crate::{interrupt, note};
 
@@ -75,6 +75,11 @@ fn streaming(flags: &StreamingFlags) -> Streaming {
         lookahead: lookahead(flags.lookahead),
         forecast_min: flags.forecast_min,
         rows_when: rows_when(flags.ple),
+        lock: match flags.lock {
+            LockFlag::Auto => Lock::Try,
+            LockFlag::On => Lock::On,
+            LockFlag::Off => Lock::Off,
+        },
         ..Streaming::default()
     }
 }

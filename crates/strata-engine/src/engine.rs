@@ -9,7 +9,7 @@ use strata_backend::{Backend, BackendError, CpuBackend, Isa, Profile, ProfiledBa
 use strata_gguf::{Gguf, GgufError, Metadata, MetadataError, Optional};
 use strata_kernels::Cpu;
 use strata_model::ModelError;
-use strata_model::qwen4exp::{Model, Options as ModelOptions};
+use strata_model::qwen4exp::{Lock, Model, Options as ModelOptions};
 use strata_store::plan::{Plan, PlanError};
 use thiserror::Error;
 
@@ -164,6 +164,9 @@ impl Engine {
         options.model.context_tokens = Some(plan.context_tokens as usize);
         options.model.pass_tokens = plan.pass_tokens as usize;
         options.model.streaming.slots = Some(plan.slots as usize);
+        if options.model.streaming.lock == Lock::Try && !plan.can_lock {
+            options.model.streaming.lock = Lock::Off;
+        }
         if plan.slots < plan.experts && options.model.streaming.usage.is_empty() {
             options.model.streaming.usage = usage::load(&gguf);
         }

@@ -35,7 +35,7 @@ pub use sampling::{Sampler, SamplerParams, SamplingError};
 pub use strata_backend::{GdnForm, Isa, Operation, Profile, Spent};
 pub use strata_kernels::peaks::Peak;
 pub use strata_kernels::{Arithmetic, Cpu};
-pub use strata_model::qwen4exp::{Options as ModelOptions, RowsWhen, Streaming};
+pub use strata_model::qwen4exp::{Lock, Options as ModelOptions, RowsWhen, Streaming};
 pub use strata_store::plan::{Limit, Plan, PlanError};
 pub use strata_store::reads::ReaderKind;
 pub use strata_store::sim;

@@ -94,6 +94,12 @@ pub enum StoreError {
         /// What the system said.
         source: std::io::Error,
     },
+    /// The arena could not be locked in memory.
+    #[error("the arena cannot be locked in memory: {source}; allow this user to lock more (ulimit -l), or do not lock")]
+    Lock {
+        /// What the system said.
+        source: std::io::Error,
+    },
     /// The arena is smaller than the smallest legal one.
     #[error(transparent)]
     ArenaTooSmall(#[from] crate::scheduler::ArenaTooSmall),

@@ -91,8 +91,8 @@ struct Reading {
 }
 
 impl RowTable {
-    /// Reads at a time: rows are small, so that a drive wants many.
-    pub const READS: usize = 128;
+    /// Reads at a time: rows are small, and their reads wait in the drive's queue among those of records.
+    pub const READS: usize = 1024;
 
     /// The most bytes of memory that reads of a row may need.
     fn window_bytes(row_bytes: usize) -> usize {

@@ -30,6 +30,16 @@ pub(crate) struct StreamingFlags {
     /// Experts on their way from the drive at a time [default: as many as the arena allows, at most 128].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) io_depth: Option<u32>,
+    /// Lock the arena in memory, so that it is never swapped out; auto = where this user may lock so much.
+    #[arg(long, value_enum, default_value_t = LockFlag::Auto)]
+    pub(crate) lock: LockFlag,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LockFlag {
+    Auto,
+    On,
+    Off,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

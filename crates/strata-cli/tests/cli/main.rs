@@ -11,6 +11,7 @@ mod probe;
 mod run;
 mod sim;
 mod synth;
+mod timeline;
 mod tokenize;
 mod usage;
 

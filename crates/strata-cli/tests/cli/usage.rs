@@ -5,7 +5,7 @@ use std::process::Stdio;
 
 use crate::{command, strata};
 
-const COMMANDS: [&[&str]; 19] = [
+const COMMANDS: [&[&str]; 20] = [
     &[],
     &["run"],
     &["chat"],
@@ -23,6 +23,7 @@ const COMMANDS: [&[&str]; 19] = [
     &["bench", "prefill"],
     &["bench", "decode"],
     &["bench", "kernels"],
+    &["report"],
     &["doctor"],
     &["completions"],
 ];

@@ -189,8 +189,9 @@ impl Model {
         next_ids: &[u32],
         observer: &mut dyn Observer,
     ) -> Result<(), ModelError> {
-        self.store.begin_pass(if ids.len() <= DECODE_ROWS { PassKind::Decode } else { PassKind::Prompt });
+        // Before any record: a row would wait behind them in the drive's queue.
         self.gather_ngrams(&sequence.window, ids, next_ids)?;
+        self.store.begin_pass(if ids.len() <= DECODE_ROWS { PassKind::Decode } else { PassKind::Prompt });
         self.backend.embed(self.pass, 0, self.head.embedding, ids)?;
         let ple_rows = std::mem::take(&mut self.buffers.ple_rows);
         let layers = (0..self.layers.len()).try_for_each(|l| self.layer(l, sequence, ids.len(), &ple_rows, observer));

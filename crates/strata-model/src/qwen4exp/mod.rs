@@ -75,8 +75,22 @@ pub struct Streaming {
     pub rows_when: RowsWhen,
     /// Tables of at most so many bytes are kept in memory; `None`: [`Streaming::SMALL_TABLE_BYTES`].
     pub small_table_bytes: Option<u64>,
+    /// Whether the arena is locked in memory, so that the system never moves it to the swap.
+    pub lock: Lock,
     /// What earlier runs used of this model ([`Usage::counts`]); empty: not known.
     pub usage: Vec<u32>,
+}
+
+/// Whether memory is locked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Lock {
+    /// Not at all.
+    #[default]
+    Off,
+    /// If the system lets it be.
+    Try,
+    /// It must be.
+    On,
 }
 
 impl Streaming {
@@ -412,6 +426,12 @@ fn streaming_store(
     let depth = streaming.depth.unwrap_or(StreamingOptions::depth_for(slots, records.top_k));
     let areas = backend.allocate_areas(&StreamingStore::area_bytes(&records, slots))?;
     let areas: Vec<Arc<Area>> = areas.into_iter().map(Arc::new).collect();
+    for area in areas.iter().filter(|_| streaming.lock != Lock::Off) {
+        match area.lock() {
+            Err(source) if streaming.lock == Lock::On => return Err(StoreError::Lock { source }.into()),
+            _ => {}
+        }
+    }
     let queue = queue(gguf, &areas, StreamingStore::queue_depth(depth), open)?;
     let options = StreamingOptions { depth, lookahead: streaming.lookahead, forecast_min: streaming.forecast_min };
     let usage = Usage::new(&records);

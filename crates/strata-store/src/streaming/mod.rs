@@ -79,6 +79,7 @@ pub struct StreamingStore {
     filling: Vec<Filling>,
     /// Number of the pass.
     pass: u64,
+    kind: PassKind,
     /// Records that could not be read in this pass.
     failures: Vec<(ExpertId, StoreError)>,
     /// Why reading does not work at all, until somebody can be told.
@@ -86,6 +87,8 @@ pub struct StreamingStore {
     /// Experts that this pass had to read, in the order in which they were used, when somebody wants to know.
     needed: Option<Vec<ExpertId>>,
     exposed_wait: Duration,
+    /// When the layer at hand began, and the wait up to then.
+    layer_began: (Instant, Duration),
     fake: Option<Fake>,
     timeline: Timeline,
     /// Places of reads under way, for the timeline.
@@ -105,6 +108,13 @@ struct Filling {
     since: Instant,
     lane: u16,
 }
+
+/// While computation waits for nothing, experts that fewer rows are expected to need are not read ahead: a third of the
+/// guesses that rest on one row are wrong, a fifth of those on two (docs/drive.md), and those that are right are still in
+/// time when they are demanded.
+const SURE_TOKENS: u32 = 3;
+/// The part of a layer's time from which on computation counts as waiting.
+const WAITING_PART: f64 = 0.01;
 
 /// Experts handed out at a time: enough for all threads, few enough that the drive is soon looked after again.
 const HANDED_OUT: usize = 16;
@@ -153,10 +163,12 @@ impl StreamingStore {
             options,
             profile,
             pass: 0,
+            kind: PassKind::Prompt,
             failures: Vec::new(),
             refused: None,
             needed: None,
             exposed_wait: Duration::ZERO,
+            layer_began: (since, Duration::ZERO),
             fake: None,
             timeline: Timeline::off(),
             free_lanes: (0..options.depth as u16).rev().collect(),
@@ -359,6 +371,9 @@ impl ExpertStore for StreamingStore {
             return;
         }
         self.pass += 1;
+        self.kind = kind;
+        self.layer_began = (Instant::now(), self.exposed_wait);
+        self.scheduler.set_forecast_min(self.options.forecast_min);
         self.failures.clear();
         self.scheduler.begin_pass(kind);
         match (self.options.lookahead, kind) {
@@ -434,6 +449,7 @@ impl ExpertStore for StreamingStore {
             }
             if self.scheduler.outstanding() == 0 {
                 self.scheduler.layer_done(layer);
+                self.judge_forecasts();
                 return Ok(());
             }
             if let Some(error) = self.refused.take() {
@@ -484,6 +500,17 @@ impl ExpertStore for StreamingStore {
 }
 
 impl StreamingStore {
+    /// A layer of a prompt is done: whether it waited says whether the drive has time for guesses that are less sure.
+    fn judge_forecasts(&mut self) {
+        let (began, waited) = self.layer_began;
+        let now = Instant::now();
+        self.layer_began = (now, self.exposed_wait);
+        let waits = (self.exposed_wait - waited).as_secs_f64() > WAITING_PART * (now - began).as_secs_f64();
+        let is_prompt = self.kind == PassKind::Prompt;
+        let least = if is_prompt && !waits { SURE_TOKENS } else { 1 };
+        self.scheduler.set_forecast_min(self.options.forecast_min.max(least));
+    }
+
     /// Why a record could not be read.
     fn failure(&mut self, expert: ExpertId) -> StoreError {
         let at = self.failures.iter().position(|(id, _)| *id == expert).expect("a failed read has a reason");

@@ -47,7 +47,6 @@ pub(super) fn write(trace: &Trace, totals: &Totals, out: &mut String) -> fmt::Re
 /// The rows of the chart, from the top: layers, the drive and its reads, computation and its parts. Rows in which idle time
 /// is marked name the lane that has everything else.
 fn rows(wall_ns: u64, totals: &Totals, [layers, drive, busy]: [usize; 3]) -> Vec<Value> {
-    let row = |label: &str, note: &str, height: u32, lanes: &[usize], idle: Option<usize>| json!({ "label": label, "note": note, "height": height, "lanes": lanes, "idle": idle });
     let summed = |of: &Busy| {
         let (idle, gaps) = (time(of.idle_ns(wall_ns)), of.gaps(wall_ns).len());
         format!("{} busy\nidle {idle}, {gaps} gaps", percent(of.busy_ns, wall_ns))
@@ -72,6 +71,10 @@ fn rows(wall_ns: u64, totals: &Totals, [layers, drive, busy]: [usize; 3]) -> Vec
     rows.push(row("compute", &summed(&totals.compute), 34, &compute, Some(busy)));
     rows.append(&mut of_compute);
     rows
+}
+
+fn row(label: &str, note: &str, height: u32, lanes: &[usize], idle: Option<usize>) -> Value {
+    json!({ "label": label, "note": note, "height": height, "lanes": lanes, "idle": idle })
 }
 
 /// Columns of spans, as bytes.
