@@ -71,6 +71,7 @@ pub(crate) fn chat(flags: &ChatFlags) -> Result<(), CliError> {
             }
         }
     }
+    setup::save_usage(&mut engine);
     Ok(())
 }
 

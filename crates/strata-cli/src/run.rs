@@ -25,6 +25,7 @@ pub(crate) fn run(flags: &RunFlags) -> Result<(), CliError> {
     recorder.begin();
     let generated = stream(&mut engine, &mut session, &ids, &options)?;
     recorder.end();
+    setup::save_usage(&mut engine);
     writeln!(std::io::stdout())?;
     note::line(summary(&generated));
     if let Some(profile) = engine.take_profile() {

@@ -181,6 +181,13 @@ fn load_experts(engine: &mut Engine) -> Result<(), CliError> {
     if is_stopped { Err(CliError::Interrupted) } else { Ok(()) }
 }
 
+/// Keeps which experts were used for the next time. That this fails is no failure of what was asked for.
+pub(crate) fn save_usage(engine: &mut Engine) {
+    if let Err(error) = engine.save_usage() {
+        note::line(format_args!("strata: warning: which experts were used is not kept: {error}"));
+    }
+}
+
 /// What is over sooner needs no bar.
 const BAR_AFTER: Duration = Duration::from_secs(1);
 

@@ -10,7 +10,7 @@ use strata_gguf::{Gguf, GgufError, Metadata, MetadataError, Optional};
 use strata_kernels::Cpu;
 use strata_model::ModelError;
 use strata_model::qwen4exp::{Lock, Model, Options as ModelOptions};
-use strata_store::plan::{Plan, PlanError};
+use strata_store::plan::{Limit, Plan, PlanError};
 use thiserror::Error;
 
 use crate::plan::plan_of;
@@ -201,6 +201,22 @@ impl Engine {
     /// When they cannot be read.
     pub fn load_experts(&mut self, mut progress: impl FnMut(u64, u64) -> bool) -> Result<(), EngineError> {
         Ok(self.model.load_experts(&mut progress)?)
+    }
+
+    /// Makes the arena of experts smaller, between answers, and gives its memory back to the system: when other programs
+    /// need some. More than it has changes nothing. Texts stay the same; the [plan](Self::plan) says what is left.
+    ///
+    /// # Errors
+    /// When so little is not enough, or reads under way do not end.
+    pub fn shrink(&mut self, arena_bytes: u64) -> Result<(), EngineError> {
+        let slots = arena_bytes / self.plan.slot_bytes;
+        if slots < self.plan.slots {
+            self.model.shrink(slots as usize)?;
+            self.plan.slots = slots;
+            self.plan.arena_bytes = slots * self.plan.slot_bytes;
+            self.plan.limit = Limit::Arena;
+        }
+        Ok(())
     }
 
     /// Saves which experts were used, for the next time that this model is opened with fewer slots than experts. Without

@@ -1,6 +1,5 @@
 //! Memory that slots lie in.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::io;
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -15,7 +14,7 @@ pub const PAGE_BYTES: usize = 4096;
 /// which part is decided by who owns the area.
 pub struct Area {
     memory: NonNull<u8>,
-    layout: Layout,
+    len_bytes: usize,
     is_locked: AtomicBool,
 }
 
@@ -28,17 +27,22 @@ impl Area {
     /// The largest area that is asked for: 1 GiB, the most that can be registered for direct reads in one piece.
     pub const MAX_BYTES: usize = 1 << 30;
 
-    /// A zeroed area, or `None` when the system has no memory for it.
+    /// A zeroed area, or `None` when the system has no memory for it. Its pages take memory when they are first written
+    /// to: they come from the system itself, since the allocator would fill such memory with zeros at once.
     pub fn allocate(len_bytes: usize) -> Option<Self> {
-        let layout = Layout::from_size_align(len_bytes.max(1), PAGE_BYTES).ok()?;
-        // SAFETY: the layout is not empty.
-        let memory = NonNull::new(unsafe { alloc_zeroed(layout) })?;
-        Some(Self { memory, layout, is_locked: AtomicBool::new(false) })
+        let len_bytes = len_bytes.max(1);
+        let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: new memory, wherever the system likes it to be.
+        let memory = unsafe { libc::mmap(std::ptr::null_mut(), len_bytes, access, kind, -1, 0) };
+        if memory == libc::MAP_FAILED {
+            return None;
+        }
+        Some(Self { memory: NonNull::new(memory.cast())?, len_bytes, is_locked: AtomicBool::new(false) })
     }
 
     /// Its length.
     pub fn len_bytes(&self) -> usize {
-        self.layout.size()
+        self.len_bytes
     }
 
     /// Where it begins; good for all of its bytes.
@@ -57,6 +61,31 @@ impl Area {
         }
         self.is_locked.store(true, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// Gives the memory of some of its pages back to the system. What they hold afterwards is not known; written to, they
+    /// take memory again.
+    ///
+    /// # Safety
+    /// Nobody looks at them or writes to them.
+    ///
+    /// # Panics
+    /// When they are not whole pages inside.
+    pub(crate) unsafe fn discard(&self, range: Range<usize>) {
+        assert!(range.start <= range.end && range.end <= self.len_bytes(), "{range:?} of {} bytes", self.len_bytes());
+        assert!(
+            range.start.is_multiple_of(PAGE_BYTES) && range.end.is_multiple_of(PAGE_BYTES),
+            "{range:?}: whole pages"
+        );
+        let advice = if cfg!(target_os = "linux") { libc::MADV_DONTNEED } else { libc::MADV_FREE };
+        let start = self.start().wrapping_add(range.start).cast();
+        // SAFETY: pages of the area's own memory, which nobody uses. Where the system refuses, they stay as they are.
+        unsafe {
+            if self.is_locked.load(Ordering::Relaxed) {
+                libc::munlock(start, range.len());
+            }
+            libc::madvise(start, range.len(), advice);
+        }
     }
 
     /// Some of its bytes.
@@ -89,13 +118,8 @@ impl Area {
 
 impl Drop for Area {
     fn drop(&mut self) {
-        if *self.is_locked.get_mut() {
-            // The allocator may give the pages to others.
-            // SAFETY: the memory is the area's own until the next line.
-            unsafe { libc::munlock(self.memory.as_ptr().cast(), self.layout.size()) };
-        }
-        // SAFETY: allocated with this layout, and given back once.
-        unsafe { dealloc(self.memory.as_ptr(), self.layout) };
+        // SAFETY: the area's own memory, given back once.
+        unsafe { libc::munmap(self.memory.as_ptr().cast(), self.len_bytes) };
     }
 }
 

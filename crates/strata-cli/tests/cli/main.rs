@@ -10,6 +10,7 @@ mod plan;
 mod probe;
 mod run;
 mod sim;
+mod streaming;
 mod synth;
 mod timeline;
 mod tokenize;

@@ -16,6 +16,7 @@ mod weights;
 use std::fs::File;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use strata_backend::{Backend, BackendError, GdnForm, HyperRead, Mixer, PassId, PassShape, StateId, StatePart};
 use strata_gguf::Gguf;
@@ -79,6 +80,8 @@ pub struct Streaming {
     pub lock: Lock,
     /// What earlier runs used of this model ([`Usage::counts`]); empty: not known.
     pub usage: Vec<u32>,
+    /// How long a read may take before it ends the request; `None`: [`ReadQueue::STUCK_AFTER`].
+    pub stuck_after: Option<Duration>,
 }
 
 /// Whether memory is locked.
@@ -231,6 +234,18 @@ impl Model {
         let has_all = self.store.as_streaming().is_some_and(|store| store.set_fake(is_fake));
         self.fixed_routes = routes.filter(|_| has_all).map(|layers| FixedRoutes { layers, at: 0 });
         has_all
+    }
+
+    /// Makes the arena smaller, and gives the memory of the other slots back to the system: see
+    /// [`StreamingStore::shrink`]. Results stay the same.
+    ///
+    /// # Errors
+    /// When so few slots are not enough, or reads under way do not end.
+    pub fn shrink(&mut self, slots: usize) -> Result<(), ModelError> {
+        match self.store.as_streaming() {
+            Some(store) => Ok(store.shrink(slots)?),
+            None => Ok(()),
+        }
     }
 
     /// Reads of the n-gram table so far.
@@ -432,7 +447,7 @@ fn streaming_store(
             _ => {}
         }
     }
-    let queue = queue(gguf, &areas, StreamingStore::queue_depth(depth), open)?;
+    let queue = queue(gguf, &areas, StreamingStore::queue_depth(depth), streaming, open)?;
     let options = StreamingOptions { depth, lookahead: streaming.lookahead, forecast_min: streaming.forecast_min };
     let usage = Usage::new(&records);
     // Counts of another model are no use.
@@ -441,10 +456,17 @@ fn streaming_store(
 }
 
 /// Reads of a model's files, so many at a time.
-fn queue(gguf: &Gguf, areas: &[Arc<Area>], depth: usize, open: OpenPort<'_>) -> Result<ReadQueue, ModelError> {
+fn queue(
+    gguf: &Gguf,
+    areas: &[Arc<Area>],
+    depth: usize,
+    streaming: &Streaming,
+    open: OpenPort<'_>,
+) -> Result<ReadQueue, ModelError> {
     let files = gguf.reopen_files()?;
     let names = files.iter().map(|(path, _)| path.clone()).collect();
-    Ok(ReadQueue::new(open(&files, areas, depth)?, names))
+    let queue = ReadQueue::new(open(&files, areas, depth)?, names);
+    Ok(queue.with_patience(streaming.stuck_after.unwrap_or(ReadQueue::STUCK_AFTER)))
 }
 
 fn no_memory(what: &'static str, bytes: usize) -> ModelError {

@@ -1,10 +1,11 @@
 //! A port that lets drives fail, for tests.
 //!
 //! Promises: the same seed, rules and reads give the same faults, but for the order and time in which reads end, which
-//! depend on the port below. What is reported as read is what that port read.
+//! depend on the port below. What is reported as read is what that port read. Faults can change while a port reads.
 
 use std::io;
 use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::port::{Ended, Port, PortRead};
@@ -19,7 +20,7 @@ pub enum Fault {
     Short,
     /// No bytes, as if the file ended.
     Zero,
-    /// Nothing is heard of it any more, until the port is dropped.
+    /// Nothing is heard of it, until the faults change or the port is dropped.
     Stuck,
     /// It comes late, by chance up to so much.
     Late(Duration),
@@ -40,10 +41,45 @@ pub struct Rule {
     pub fault: Fault,
 }
 
+/// What goes wrong in all ports that were made with it, or with a clone of it.
+#[derive(Clone, Debug, Default)]
+pub struct Faults(Arc<Mutex<State>>);
+
+#[derive(Debug, Default)]
+struct State {
+    rules: Vec<Rule>,
+    /// Whether the system refuses to read at all.
+    refuses: bool,
+    /// Counts how often the rules were changed.
+    changes: u64,
+}
+
+impl Faults {
+    /// From now on these: of the rules that fit a part of a read, the first strikes. Reads that were stuck go on.
+    pub fn set(&self, rules: Vec<Rule>) {
+        let mut state = self.state();
+        state.rules = rules;
+        state.changes += 1;
+    }
+
+    /// From now on the system refuses to read at all, or does so no more.
+    pub fn refuse(&self, refuses: bool) {
+        self.state().refuses = refuses;
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn check(&self) -> io::Result<()> {
+        if self.state().refuses { Err(io::Error::from_raw_os_error(libc::ENXIO)) } else { Ok(()) }
+    }
+}
+
 /// A port with faults. Reads that end at about the same time are reported in an order by chance.
 pub struct Faulty {
     inner: Box<dyn Port>,
-    rules: Vec<Rule>,
+    faults: Faults,
     random: u64,
     /// Of each read under way, what it is to become; by id.
     planned: Vec<Option<Fault>>,
@@ -51,17 +87,19 @@ pub struct Faulty {
     late: Vec<(Instant, Ended)>,
     /// Reads under way in the port below.
     inside: usize,
-    /// Reads that will not be reported any more.
-    stuck: usize,
+    /// Reads that nothing is heard of, since the rules were changed for so many times.
+    stuck: Vec<PortRead>,
+    changes: u64,
 }
 
 impl Faulty {
-    /// `inner` with these faults: of the rules that fit a part of a read, the first strikes.
-    pub fn new(inner: Box<dyn Port>, seed: u64, rules: Vec<Rule>) -> Self {
+    /// `inner` with these faults.
+    pub fn new(inner: Box<dyn Port>, seed: u64, faults: &Faults) -> Self {
         let planned = vec![None; inner.depth()];
         // Small seeds begin with small numbers: they are spread.
         let random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-        Self { inner, rules, random, planned, late: Vec::new(), inside: 0, stuck: 0 }
+        let (faults, changes) = (faults.clone(), faults.state().changes);
+        Self { inner, faults, random, planned, late: Vec::new(), inside: 0, stuck: Vec::new(), changes }
     }
 
     /// A number below `limit`.
@@ -74,17 +112,28 @@ impl Faulty {
 
     fn fault(&mut self, read: &PortRead) -> Option<Fault> {
         let end = read.offset + read.len_bytes as u64;
-        for i in 0..self.rules.len() {
-            let rule = &self.rules[i];
+        let faults = self.faults.clone();
+        for rule in &mut faults.state().rules {
             let touches = rule.file == read.file && rule.bytes.start < end && read.offset < rule.bytes.end;
-            let one_in = rule.one_in.into();
-            if touches && rule.times > 0 && self.below(one_in) == 0 {
-                let rule = &mut self.rules[i];
+            if touches && rule.times > 0 && self.below(rule.one_in.into()) == 0 {
                 rule.times = if rule.times == u32::MAX { u32::MAX } else { rule.times - 1 };
                 return Some(rule.fault);
             }
         }
         None
+    }
+
+    /// What was stuck goes on when the faults have changed.
+    fn release(&mut self) {
+        let changes = self.faults.state().changes;
+        if changes != self.changes {
+            self.changes = changes;
+            for read in std::mem::take(&mut self.stuck) {
+                self.inside += 1;
+                // SAFETY: the read was taken and has not been reported: its memory is still its own.
+                unsafe { self.inner.start(read) };
+            }
+        }
     }
 
     /// Appends what is late no longer.
@@ -132,7 +181,7 @@ impl Port for Faulty {
                 self.late.push((now, Ended { id, result: Err(error) }));
             }
             Some(Fault::Zero) => self.late.push((now, Ended { id, result: Ok(0) })),
-            Some(Fault::Stuck) => self.stuck += 1,
+            Some(Fault::Stuck) => self.stuck.push(read),
             fault => {
                 self.planned[id as usize] = fault;
                 self.inside += 1;
@@ -143,10 +192,13 @@ impl Port for Faulty {
     }
 
     fn submit(&mut self) -> io::Result<()> {
+        self.faults.check()?;
         self.inner.submit()
     }
 
     fn take(&mut self, wait: Duration, ended: &mut Vec<Ended>) -> io::Result<()> {
+        self.faults.check()?;
+        self.release();
         let (before, until) = (ended.len(), Instant::now() + wait);
         loop {
             let left = until.saturating_duration_since(Instant::now());
@@ -154,14 +206,14 @@ impl Port for Faulty {
             let nap = left.min(next_due.unwrap_or(left));
             let mut inner_ended = Vec::new();
             self.inner.take(nap, &mut inner_ended)?;
-            if self.inside == 0 && inner_ended.is_empty() && self.late.len() + self.stuck > 0 {
+            if self.inside == 0 && inner_ended.is_empty() && self.late.len() + self.stuck.len() > 0 {
                 // The port below has nothing to wait for.
                 std::thread::sleep(nap);
             }
             self.inside -= inner_ended.len();
             inner_ended.into_iter().for_each(|end| self.end(end));
             self.take_late(ended);
-            let is_idle = self.inside + self.late.len() + self.stuck == 0;
+            let is_idle = self.inside + self.late.len() + self.stuck.len() == 0;
             if ended.len() > before || is_idle || Instant::now() >= until {
                 break;
             }
@@ -172,5 +224,8 @@ impl Port for Faulty {
             ended.swap(i, other);
         }
         Ok(())
+    }
+    fn forget_memory(&mut self) {
+        self.inner.forget_memory();
     }
 }

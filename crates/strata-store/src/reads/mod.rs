@@ -11,6 +11,8 @@ mod files;
 mod hand_over;
 mod kind;
 mod load;
+#[cfg(test)]
+pub(crate) mod memory;
 mod port;
 mod threads;
 #[cfg(target_os = "linux")]
@@ -86,6 +88,7 @@ struct UnderWay {
     /// Where in the window the part that is under way begins.
     part_start: usize,
     retried: bool,
+    /// When that part was started.
     since: Instant,
 }
 
@@ -155,6 +158,7 @@ impl ReadQueue {
         let read = self.reads[id as usize].as_mut().expect("a read under way");
         // Direct reads begin at a page: a part of one that has come is read again.
         read.part_start = read.got_bytes - read.got_bytes % PAGE_BYTES;
+        read.since = Instant::now();
         let FileRange { file, offset, .. } = read.range;
         let port_read = PortRead {
             id,
@@ -184,7 +188,7 @@ impl ReadQueue {
     pub fn take(&mut self, wait: bool, done: &mut Vec<Done>) -> Result<(), StoreError> {
         let before = done.len();
         loop {
-            let patience = if wait && self.under_way() > 0 { self.patience()? } else { Duration::ZERO };
+            let patience = if wait { self.patience() } else { Duration::ZERO };
             let mut ended = std::mem::take(&mut self.ended);
             let result = self.port.take(patience, &mut ended);
             for Ended { id, result } in ended.drain(..) {
@@ -198,23 +202,40 @@ impl ReadQueue {
                 // What was short goes on.
                 return self.submit();
             }
+            // Only now: a read may have ended long ago, with nobody looking, and what was short has just been started anew.
+            if patience.is_zero() && self.patience().is_zero() {
+                return Err(self.stuck());
+            }
         }
     }
 
+    fn oldest(&self) -> Option<&UnderWay> {
+        self.reads.iter().flatten().min_by_key(|read| read.since)
+    }
+
     /// How long to wait for the oldest read.
-    fn patience(&self) -> Result<Duration, StoreError> {
-        let oldest = self.reads.iter().flatten().min_by_key(|read| read.since).expect("a read under way");
-        let waited = oldest.since.elapsed();
-        match self.stuck_after.checked_sub(waited) {
-            Some(left) if !left.is_zero() => Ok(left),
-            _ => Err(StoreError::Stuck {
-                file: self.files[oldest.range.file].clone(),
-                offset: oldest.range.offset,
-                wanted_bytes: oldest.range.len_bytes,
-                got_bytes: oldest.got(),
-                waited_s: waited.as_secs_f64(),
-            }),
+    fn patience(&self) -> Duration {
+        self.oldest().map_or(Duration::ZERO, |oldest| self.stuck_after.saturating_sub(oldest.since.elapsed()))
+    }
+
+    fn stuck(&self) -> StoreError {
+        let oldest = self.oldest().expect("a read under way");
+        StoreError::Stuck {
+            file: self.files[oldest.range.file].clone(),
+            offset: oldest.range.offset,
+            wanted_bytes: oldest.range.len_bytes,
+            got_bytes: oldest.got(),
+            waited_s: oldest.since.elapsed().as_secs_f64(),
         }
+    }
+
+    /// Lets go of memory that is registered for faster reads, for good: it can be given back then.
+    ///
+    /// # Panics
+    /// When a read is under way.
+    pub fn forget_memory(&mut self) {
+        assert_eq!(self.under_way(), 0, "reads under way");
+        self.port.forget_memory();
     }
 
     /// A part of a read has ended: gives the read's end, or starts what is missing.

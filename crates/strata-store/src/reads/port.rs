@@ -59,4 +59,7 @@ pub trait Port: Send {
     /// # Errors
     /// When the system refuses altogether.
     fn take(&mut self, wait: Duration, ended: &mut Vec<Ended>) -> io::Result<()>;
+
+    /// Lets go of memory that it keeps for faster reads. No read is under way.
+    fn forget_memory(&mut self) {}
 }

@@ -184,6 +184,12 @@ impl Port for Uring {
         }
         Ok(())
     }
+
+    fn forget_memory(&mut self) {
+        // An error means that there was none.
+        let _ = self.ring.submitter().unregister_buffers();
+        self.memory = Registered { pieces: Vec::new(), areas: Vec::new(), refusal: None };
+    }
 }
 
 /// The kernel is short of memory, or of room for reports: later it takes more.

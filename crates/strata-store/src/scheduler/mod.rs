@@ -360,6 +360,11 @@ impl Scheduler {
         slots.map(|(index, slot)| (self.id(slot.expert), SlotId { index, generation: slot.generation }))
     }
 
+    /// Slots that the arena has.
+    pub fn slots(&self) -> u32 {
+        self.limits.slots
+    }
+
     /// Slots in which nothing is.
     pub fn free_slots(&self) -> impl Iterator<Item = u32> {
         self.chains.backwards(chain::FREE)

@@ -6,11 +6,15 @@ use std::sync::Arc;
 use crate::reads::FileRange;
 use crate::{Area, ExpertId, LayerRecords, PAGE_BYTES, Part, Records};
 
-/// Slots of equal size in a list of areas.
+/// Slots of equal size in a list of areas. Their memory may be given back one by one.
 pub(super) struct Arena {
     areas: Vec<Arc<Area>>,
     slot_bytes: usize,
     area_slots: usize,
+    /// By slot, which one of the areas it is.
+    places: Vec<u32>,
+    /// Slots whose memory was given back.
+    retired: Vec<u32>,
 }
 
 /// The most that whole pages around a range of this length take, wherever it begins.
@@ -41,17 +45,34 @@ impl Arena {
     /// Slots for these records in `areas`, which have the sizes that [`area_sizes`] said.
     pub(super) fn new(records: &Records, areas: Vec<Arc<Area>>) -> Self {
         let slot_bytes = slot_bytes(records);
-        Self { areas, slot_bytes, area_slots: area_slots(slot_bytes) }
+        let slots = areas.iter().map(|area| area.len_bytes() / slot_bytes).sum::<usize>() as u32;
+        let places = (0..slots).collect();
+        Self { areas, slot_bytes, area_slots: area_slots(slot_bytes), places, retired: Vec::new() }
     }
 
-    /// Slots that there is room for.
+    /// Slots, those given back among them.
     pub(super) fn slots(&self) -> usize {
-        self.areas.iter().map(|area| area.len_bytes() / self.slot_bytes).sum()
+        self.places.len()
+    }
+
+    /// Gives the memory of a slot back to the system. It must not be used any more.
+    pub(super) fn retire(&mut self, slot: u32) {
+        let (area, at) = self.place(slot);
+        // SAFETY: the scheduler has given the slot up: nobody reads into it or holds it, and nobody ever will.
+        unsafe { area.discard(at..at + self.slot_bytes) };
+        self.retired.push(slot);
+    }
+
+    /// Numbers the slots that are left anew, from 0.
+    pub(super) fn renumber(&mut self) {
+        let retired = std::mem::take(&mut self.retired);
+        let mut slot = 0..;
+        self.places.retain(|_| !retired.contains(&slot.next().expect("endless")));
     }
 
     /// The area of a slot, and where in it the slot begins.
     fn place(&self, slot: u32) -> (&Arc<Area>, usize) {
-        let slot = slot as usize;
+        let slot = self.places[slot as usize] as usize;
         (&self.areas[slot / self.area_slots], slot % self.area_slots * self.slot_bytes)
     }
 

@@ -78,9 +78,7 @@ impl StreamingStore {
     /// # Errors
     /// When reads under way do not end.
     pub fn clear_ring(&mut self) -> Result<(), StoreError> {
-        while self.queue.under_way() > 0 {
-            self.wait()?;
-        }
+        self.settle()?;
         self.scheduler.clear_ring();
         Ok(())
     }

@@ -6,6 +6,7 @@
 //! experts are handed out.
 
 mod arena;
+mod between;
 mod fake;
 mod usage;
 
@@ -17,7 +18,7 @@ use fake::Fake;
 pub use usage::Usage;
 
 use crate::reads::{Done, ReadQueue};
-use crate::scheduler::{Class, Counts, Limits, Outcome, PassKind, Read, Scheduler};
+use crate::scheduler::{Counts, Limits, Outcome, PassKind, Read, Scheduler};
 use crate::timeline::{Lane, Timeline};
 use crate::{Area, Demand, ExpertId, ExpertStore, Part, Records, Slot, StoreError};
 
@@ -184,12 +185,17 @@ impl StreamingStore {
 
     /// Whether every expert has a slot.
     pub fn holds_all(&self) -> bool {
-        self.arena.slots() as u64 >= self.records.experts()
+        self.slots() as u64 >= self.records.experts()
     }
 
     /// Slots of the arena.
     pub fn slots(&self) -> usize {
-        self.arena.slots()
+        self.scheduler.slots() as usize
+    }
+
+    /// Experts that are in memory.
+    pub fn resident(&self) -> usize {
+        self.scheduler.resident().count()
     }
 
     /// How it reads, for people.
@@ -221,42 +227,6 @@ impl StreamingStore {
     pub fn set_lookahead(&mut self, lookahead: Lookahead, forecast_min: u32) {
         self.options = StreamingOptions { lookahead, forecast_min, ..self.options };
         self.scheduler.set_forecast_min(forecast_min);
-    }
-
-    /// Reads the hot set. `progress` is told bytes read and bytes in all, and ends it by `false`; what was not read then
-    /// comes when the drive has nothing else to do.
-    ///
-    /// # Errors
-    /// When a record could not be read.
-    pub fn load_hot_set(&mut self, progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<(), StoreError> {
-        let total: u64 =
-            self.scheduler.hot_to_load().map(|id| self.records.layers[id.layer as usize].record_bytes()).sum();
-        let before = self.counts().read[Class::HotSet].bytes;
-        loop {
-            self.pump();
-            if let Some(error) = self.refused.take().or_else(|| self.failures.pop().map(|(_, error)| error)) {
-                return Err(error);
-            }
-            let loaded = self.counts().read[Class::HotSet].bytes - before;
-            if !progress(loaded, total) || self.queue.under_way() == 0 {
-                return Ok(());
-            }
-            self.wait()?;
-        }
-    }
-
-    /// Forgets everything that is in the arena, and makes what was used so far the profile: the hot set is to be loaded
-    /// anew.
-    ///
-    /// # Errors
-    /// When reads under way do not end.
-    pub fn start_over(&mut self) -> Result<(), StoreError> {
-        while self.queue.under_way() > 0 {
-            self.wait()?;
-        }
-        self.profile = self.usage.clone();
-        self.scheduler = scheduler(&self.records, self.arena.slots(), self.options, &self.profile)?;
-        Ok(())
     }
 
     /// Looks what has arrived, and starts what can be started.
@@ -375,6 +345,8 @@ impl ExpertStore for StreamingStore {
         self.layer_began = (Instant::now(), self.exposed_wait);
         self.scheduler.set_forecast_min(self.options.forecast_min);
         self.failures.clear();
+        // What was refused for an earlier pass may be granted now.
+        self.refused = None;
         self.scheduler.begin_pass(kind);
         match (self.options.lookahead, kind) {
             // One token uses too few experts for a profile to be of use.
@@ -467,6 +439,7 @@ impl ExpertStore for StreamingStore {
     fn release(&mut self, slot: Slot) {
         if self.fake.is_none() {
             self.scheduler.release(slot.slot);
+            self.retire();
         }
     }
 
@@ -517,3 +490,6 @@ impl StreamingStore {
         StoreError::Expert { expert, source: Box::new(self.failures.swap_remove(at).1) }
     }
 }
+
+#[cfg(test)]
+mod tests;

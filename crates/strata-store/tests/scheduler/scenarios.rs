@@ -309,6 +309,37 @@ fn experts_that_do_not_exist_are_refused_whole() {
 }
 
 #[test]
+fn an_arena_that_held_everything_gets_a_ring_when_it_shrinks() {
+    // Four layers of ten experts, all of which stay: there is no ring.
+    let all: Vec<_> = (0..4).flat_map(|layer| (0..10).map(move |index| (layer, index))).collect();
+    let mut s = scheduler(40, 2, &all);
+    loop {
+        let started = reads(&mut s);
+        if started.is_empty() {
+            break;
+        }
+        finish(&mut s, &started);
+    }
+    assert_eq!(s.resident().count(), 40);
+    // Fewer than the smallest legal arena are refused, more than there are change nothing.
+    assert_eq!(s.shrink(5), Err(ArenaTooSmall { slots: 5, least_slots: 6 }));
+    s.shrink(40).unwrap();
+    s.shrink(8).unwrap();
+    assert_eq!((s.slots(), s.resident().count(), s.hot_set().count()), (8, 8, 2));
+    assert_eq!(std::iter::from_fn(|| s.next_retired()).count(), 32);
+    for layer_index in 0..4 {
+        if layer_index == 0 {
+            s.begin_pass(PassKind::Prompt);
+        }
+        let mut served = layer(&mut s, layer_index, &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
+        served.sort_unstable();
+        assert_eq!(served, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
+        assert!(s.resident().count() <= 8);
+    }
+    s.end_pass();
+}
+
+#[test]
 fn a_smaller_arena_gives_up_its_coldest() {
     // Eight slots for the ring, four for the hot set.
     let hot = [(0, 0), (0, 1), (1, 2), (1, 3)];

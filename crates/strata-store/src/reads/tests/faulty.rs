@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::ports::{bytes, files, names, poisoned, range, read_all};
 use crate::StoreError;
-use crate::reads::faulty::{Fault, Faulty, Rule};
+use crate::reads::faulty::{Fault, Faults, Faulty, Rule};
 use crate::reads::{ReadQueue, ReaderKind, open};
 
 fn rule(bytes: std::ops::Range<u64>, one_in: u32, times: u32, fault: Fault) -> Rule {
@@ -19,7 +19,9 @@ fn run(seed: u64, rules: Vec<Rule>) -> Vec<(usize, StoreError)> {
     let content = std::fs::read(&files[0].0).unwrap();
     let area = poisoned(1 << 20);
     let port = open(ReaderKind::Auto, &files, std::slice::from_ref(&area), 8).unwrap();
-    let port = Faulty::new(port, seed, rules);
+    let faults = Faults::default();
+    faults.set(rules);
+    let port = Faulty::new(port, seed, &faults);
     let mut queue = ReadQueue::new(Box::new(port), names(&files)).with_patience(Duration::from_millis(300));
     assert!(queue.describe().ends_with(", with faults"));
     let reads: Vec<_> = (0..40).map(|i| (range(0, i * 24_000 + i, 20_000), i as usize * 24_576)).collect();
@@ -71,7 +73,9 @@ fn a_stuck_read_is_reported_and_does_not_hold_up_the_others() {
     let (_dir, files) = files(&[FILE_BYTES]);
     let area = poisoned(1 << 16);
     let port = open(ReaderKind::Auto, &files, &[], 4).unwrap();
-    let port = Faulty::new(port, 1, vec![rule(0..1, 1, u32::MAX, Fault::Stuck)]);
+    let faults = Faults::default();
+    faults.set(vec![rule(0..1, 1, u32::MAX, Fault::Stuck)]);
+    let port = Faulty::new(port, 1, &faults);
     let mut queue = ReadQueue::new(Box::new(port), names(&files)).with_patience(Duration::from_millis(50));
     let mut done = Vec::new();
     for i in 0..3u64 {
@@ -86,5 +90,29 @@ fn a_stuck_read_is_reported_and_does_not_hold_up_the_others() {
     let error = queue.take(true, &mut done).unwrap_err();
     assert!(matches!(error, StoreError::Stuck { offset: 0, got_bytes: 0, .. }), "{error}");
     assert!(start.elapsed() < Duration::from_secs(5));
-    drop(queue);
+    // The drive answers again.
+    faults.set(Vec::new());
+    while done.len() < 3 {
+        queue.take(false, &mut done).unwrap();
+    }
+    assert!(done.len() == 3 && done[2].tag == 0 && done[2].result.is_ok());
+}
+
+#[test]
+fn a_system_that_refuses_is_told_and_may_change_its_mind() {
+    let (_dir, files) = files(&[FILE_BYTES]);
+    let area = poisoned(1 << 16);
+    let faults = Faults::default();
+    let port = Faulty::new(open(ReaderKind::Auto, &files, &[], 4).unwrap(), 1, &faults);
+    let mut queue = ReadQueue::new(Box::new(port), names(&files));
+    // SAFETY: pages of the area, which outlives the queue.
+    unsafe { queue.start(0, range(0, 500, 100), area.start()) };
+    faults.refuse(true);
+    let mut done = Vec::new();
+    for result in [queue.submit(), queue.take(false, &mut done), queue.take(true, &mut done)] {
+        assert!(matches!(result, Err(StoreError::Port { .. })), "{result:?}");
+    }
+    faults.refuse(false);
+    queue.take(true, &mut done).unwrap();
+    assert!(done.len() == 1 && done[0].result.is_ok());
 }

@@ -291,6 +291,21 @@ fn a_read_that_does_not_end_is_reported_and_may_still_end() {
     assert!(unsafe { area.bytes(10..8010) } == &content(9000)[10..8010]);
 }
 
+#[test]
+fn what_ended_while_nobody_looked_is_not_stuck() {
+    // Given at once, after a part, and after an error; the queue is looked at long after its patience.
+    for script in [vec![], vec![Step::Give(5000)], vec![Step::Error(EIO)]] {
+        let mut queue = Scripted::new(9000, vec![script], 1).queue().with_patience(Duration::from_millis(20));
+        let area = Area::allocate(4 * PAGE_BYTES).unwrap();
+        // SAFETY: the area is looked at when the read is done.
+        unsafe { queue.start(3, FileRange { file: 0, offset: 10, len_bytes: 8000 }, area.start()) };
+        std::thread::sleep(Duration::from_millis(50));
+        let mut done = Vec::new();
+        queue.take(true, &mut done).unwrap();
+        assert!(done[0].result.is_ok());
+    }
+}
+
 /// What happens to a read before it gives the rest: bytes that it gains, interruptions, and errors.
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![

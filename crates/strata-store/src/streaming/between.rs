@@ -1,0 +1,85 @@
+//! Between passes: loading what stays in memory, forgetting, becoming smaller.
+
+use super::{StreamingStore, scheduler};
+use crate::StoreError;
+use crate::scheduler::Class;
+
+impl StreamingStore {
+    /// Reads the hot set. `progress` is told bytes read and bytes in all, and ends it by `false`; what was not read then
+    /// comes when the drive has nothing else to do.
+    ///
+    /// # Errors
+    /// When a record could not be read.
+    pub fn load_hot_set(&mut self, progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<(), StoreError> {
+        let total: u64 =
+            self.scheduler.hot_to_load().map(|id| self.records.layers[id.layer as usize].record_bytes()).sum();
+        let before = self.counts().read[Class::HotSet].bytes;
+        // What earlier passes could not read is no concern of this.
+        self.failures.clear();
+        self.refused = None;
+        loop {
+            self.pump();
+            if let Some(error) = self.refused.take() {
+                return Err(error);
+            }
+            if let Some((expert, _)) = self.failures.last() {
+                return Err(self.failure(*expert));
+            }
+            let loaded = self.counts().read[Class::HotSet].bytes - before;
+            if !progress(loaded, total) || self.queue.under_way() == 0 {
+                return Ok(());
+            }
+            self.wait()?;
+        }
+    }
+
+    /// Forgets everything that is in the arena, and makes what was used so far the profile: the hot set is to be loaded
+    /// anew.
+    ///
+    /// # Errors
+    /// When reads under way do not end.
+    pub fn start_over(&mut self) -> Result<(), StoreError> {
+        self.settle()?;
+        self.profile = self.usage.clone();
+        self.scheduler = scheduler(&self.records, self.slots(), self.options, &self.profile)?;
+        self.arena.renumber();
+        Ok(())
+    }
+
+    /// From now on the arena has only so many slots; with as many as there are, or more, nothing changes. The coldest
+    /// experts give way. The memory of the other slots goes back to the system page by page (elsewhere than on Linux, when
+    /// the system needs it); what is left is not registered for direct reads any more, since registered memory cannot be
+    /// given back.
+    ///
+    /// # Errors
+    /// When there would be fewer slots than [`Limits::least_slots`](crate::scheduler::Limits::least_slots), or reads under way do not end. Nothing has changed then.
+    ///
+    /// # Panics
+    /// When a pass is under way.
+    pub fn shrink(&mut self, slots: usize) -> Result<(), StoreError> {
+        if slots >= self.slots() {
+            return Ok(());
+        }
+        self.settle()?;
+        self.scheduler.shrink(slots as u32)?;
+        self.fake = None;
+        self.queue.forget_memory();
+        self.retire();
+        Ok(())
+    }
+
+    /// Gives back the memory of slots that the scheduler has given up.
+    pub(super) fn retire(&mut self) {
+        while let Some(slot) = self.scheduler.next_retired() {
+            self.arena.retire(slot);
+        }
+    }
+
+    /// Waits until no read is under way.
+    pub(super) fn settle(&mut self) -> Result<(), StoreError> {
+        while self.queue.under_way() > 0 {
+            self.wait()?;
+        }
+        Ok(())
+    }
+}
