@@ -48,10 +48,10 @@ pub(crate) fn probe(flags: &ProbeFlags) -> Result<(), CliError> {
         }
         let device = bench.device();
         match flags.json {
-            true => writeln!(out, "{}", summary_json(&device, &rates))?,
-            false => write_summary(&mut out, &device, &rates)?,
+            true => writeln!(out, "{}", summary_json(device, &rates))?,
+            false => write_summary(&mut out, device, &rates)?,
         }
-        for warning in warnings(&device, &rates) {
+        for warning in warnings(device, &rates) {
             note::line(format_args!("strata: warning: {warning}"));
         }
         Ok(())

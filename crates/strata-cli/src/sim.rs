@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use strata_engine::sim::{Habits, Lookahead, Machine, Policy, Ranking, Report, Synthetic, Trace, reference, simulate};
 
 use crate::error::CliError;
-use crate::flags::{AheadFlag, HotFlag, SimFlags, SimMachineFlags, SimPolicyFlags, SimTextFlags};
+use crate::flags::{HotFlag, LookaheadFlag, PleFlag, SimFlags, SimMachineFlags, SimPolicyFlags, SimTextFlags};
 
 const GIB: f64 = (1u64 << 30) as f64;
 /// Tokens that --mixer-ms and --ple-ms are times of.
@@ -217,14 +217,14 @@ fn policy(flags: &SimPolicyFlags) -> Policy {
     Policy {
         pass_tokens: flags.pass.unwrap_or(1024),
         lookahead: match flags.lookahead {
-            Some(AheadFlag::Off) => Lookahead::Off,
-            Some(AheadFlag::Profile) => Lookahead::Profile { cap, late_layer: u32::MAX, late_cap: cap },
-            Some(AheadFlag::Router) | None => Lookahead::Router { min_tokens: flags.forecast_min.unwrap_or(1) },
+            Some(LookaheadFlag::Off) => Lookahead::Off,
+            Some(LookaheadFlag::Profile) => Lookahead::Profile { cap, late_layer: u32::MAX, late_cap: cap },
+            Some(LookaheadFlag::Router) | None => Lookahead::Router { min_tokens: flags.forecast_min.unwrap_or(1) },
         },
         queues_after_wait: flags.queue_late,
         finishes_ahead: flags.finish_ahead,
         waits_for_all: flags.wait_for_all,
-        ple_first: flags.ple_first,
+        ple_first: flags.ple == Some(PleFlag::Sync),
     }
 }
 

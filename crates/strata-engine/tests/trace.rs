@@ -11,8 +11,7 @@ fn mini4() -> PathBuf {
 }
 
 fn engine(pass_tokens: usize, strip_rows: usize) -> Engine {
-    let mut options = EngineOptions::default();
-    options.model.pass_tokens = pass_tokens;
+    let mut options = EngineOptions { pass_tokens: Some(pass_tokens), ..EngineOptions::default() };
     options.model.strip_rows = strip_rows;
     options.model.keep_details = true;
     Engine::open(&mini4(), &options).unwrap()

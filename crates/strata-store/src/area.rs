@@ -108,6 +108,7 @@ impl Area {
     ///
     /// # Panics
     /// When they are not all inside.
+    #[cfg(test)]
     pub(crate) unsafe fn bytes_mut(&mut self, range: Range<usize>) -> &mut [u8] {
         assert!(range.start <= range.end && range.end <= self.len_bytes(), "{range:?} of {} bytes", self.len_bytes());
         // SAFETY: as in `bytes`.

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 
-use super::{EngineFlags, ModelFlags, TextFlags, at_least_one};
+use super::{EngineFlags, LookaheadFlag, ModelFlags, PleFlag, TextFlags, at_least_one};
 
 #[derive(Args, Debug)]
 pub(crate) struct SimFlags {
@@ -130,11 +130,11 @@ pub(crate) struct SimPolicyFlags {
     pub(crate) pass: Option<u32>,
     /// Where read-ahead comes from [default: router].
     #[arg(long, value_enum)]
-    pub(crate) lookahead: Option<AheadFlag>,
+    pub(crate) lookahead: Option<LookaheadFlag>,
     /// Most experts of a layer that a profile has read ahead [default: all].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) ahead_cap: Option<u32>,
-    /// Read ahead only experts that so many tokens of a strip are forecast to use [default: 1].
+    /// Read ahead only experts that so many tokens are forecast to use [default: 1].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) forecast_min: Option<u32>,
     /// Queue read-ahead only when the last expert of the layer at hand has arrived.
@@ -146,19 +146,9 @@ pub(crate) struct SimPolicyFlags {
     /// Compute the experts of a layer when all have arrived, and not as they arrive.
     #[arg(long)]
     pub(crate) wait_for_all: bool,
-    /// Read rows of the n-gram table before the first layer, and not beside it.
-    #[arg(long)]
-    pub(crate) ple_first: bool,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum AheadFlag {
-    /// Nowhere: nothing is read ahead.
-    Off,
-    /// A static ranking.
-    Profile,
-    /// The next layer's router.
-    Router,
+    /// When rows of the n-gram table are read [default: async].
+    #[arg(long, value_enum)]
+    pub(crate) ple: Option<PleFlag>,
 }
 
 #[derive(Debug, Subcommand)]

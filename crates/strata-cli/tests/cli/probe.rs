@@ -16,6 +16,13 @@ fn a_directory_is_measured_with_a_file_that_is_gone_afterwards() {
     let lines: Vec<Value> = shown.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let (summary, rates) = lines.split_last().unwrap();
     assert!(summary["warnings"].is_array() && summary.get("drive").is_some(), "{summary}");
+    let of_file: Value = {
+        let file = dir.path().join("file");
+        fs::write(&file, vec![1; 4096]).unwrap();
+        let shown = strata(&["probe", arg(&file), "--seconds", "0.1", "--json"]).ok();
+        serde_json::from_str(shown.lines().last().unwrap()).unwrap()
+    };
+    assert_eq!(summary["drive"], of_file["drive"], "the file's drive is known when its name is gone");
     let mut seen = BTreeSet::new();
     for rate in rates {
         let number = |key: &str| rate[key].as_f64().unwrap_or_else(|| panic!("{key} of {rate}"));

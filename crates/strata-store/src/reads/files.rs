@@ -8,7 +8,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
-use crate::{Area, PAGE_BYTES, StoreError};
+use crate::StoreError;
 
 /// A file with an open description of its own.
 pub(super) struct OpenFile {
@@ -67,11 +67,12 @@ fn is_in_memory(file: &File) -> bool {
 }
 
 #[cfg(target_os = "linux")]
-fn read_page(file: &File) -> io::Result<usize> {
-    use std::os::unix::fs::FileExt;
-    let mut page = Area::allocate(PAGE_BYTES).ok_or(io::ErrorKind::OutOfMemory)?;
-    // SAFETY: nobody else has it.
-    file.read_at(unsafe { page.bytes_mut(0..PAGE_BYTES) }, 0)
+fn read_page(file: &File) -> io::Result<()> {
+    use crate::{Area, PAGE_BYTES};
+    let page = Area::allocate(PAGE_BYTES).ok_or(io::ErrorKind::OutOfMemory)?;
+    // SAFETY: the page is of this length, and nobody else has it.
+    let n = unsafe { libc::pread(file.as_raw_fd(), page.start().cast(), PAGE_BYTES, 0) };
+    if n < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 #[cfg(target_os = "macos")]

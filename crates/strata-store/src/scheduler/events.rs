@@ -71,6 +71,8 @@ impl Scheduler {
                     if expert.need == Need::Forecast && expert.slot.is_none() {
                         self.unread_ahead[layer as usize] -= 1;
                     }
+                    // What too few rows were expected to need was not queued.
+                    expert.is_forecast &= expert.tokens >= self.forecast_min;
                     self.outstanding += 1;
                     expert.need = Need::Demand;
                     expert.tokens = *tokens;

@@ -329,9 +329,16 @@ impl Scheduler {
         self.outstanding
     }
 
-    /// Experts of a layer that are forecast, not in memory and not on their way.
-    pub fn unread_ahead(&self, layer: u32) -> u32 {
-        self.unread_ahead.get(layer as usize).copied().unwrap_or(0)
+    /// Experts of a layer that are to be read ahead, and whose reads were not started.
+    pub fn unread_ahead(&self, layer: u32) -> usize {
+        if layer as usize >= self.limits.record_bytes.len() {
+            return 0;
+        }
+        let experts = self.numbers(layer).map(|number| &self.experts[number as usize]);
+        let is_unread = |expert: &&Expert| {
+            expert.need == Need::Forecast && expert.slot.is_none() && expert.tokens >= self.forecast_min
+        };
+        experts.filter(is_unread).count()
     }
 
     /// Members of the hot set that are in memory, the hottest first.

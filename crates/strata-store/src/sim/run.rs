@@ -43,6 +43,9 @@ pub fn simulate(
         expert_wait_ns: 0,
         ple_wait_ns: 0,
     };
+    if let Lookahead::Router { min_tokens } = policy.lookahead {
+        run.scheduler.set_forecast_min(min_tokens);
+    }
     run.load_hot_set();
     if let (Lookahead::Profile { cap, late_layer, late_cap }, Some(ranking)) = (policy.lookahead, ranking) {
         run.profile = profile(ranking, hot, |layer| if layer < late_layer { cap } else { late_cap });
@@ -218,10 +221,8 @@ impl Run<'_> {
 
     /// Queues what a strip's rows say of the next layer.
     fn queue_forecast(&mut self, layer: u32, strip: &Strip) {
-        if let Lookahead::Router { min_tokens } = self.policy.lookahead {
-            let forecast = strip.layers[layer as usize].forecast.iter();
-            let wanted: Vec<_> = forecast.filter(|demand| demand.tokens >= min_tokens).copied().collect();
-            self.scheduler.forecast(layer + 1, &wanted);
+        if let Lookahead::Router { .. } = self.policy.lookahead {
+            self.scheduler.forecast(layer + 1, &strip.layers[layer as usize].forecast);
         }
     }
 

@@ -298,7 +298,8 @@ fn a_replay_reads_what_a_pass_needed_and_nothing_else() {
         bed.records.layers[id.layer as usize].parts.iter().map(|part| part.range(id.index).offset as usize)
     });
     let mut expected: Vec<_> = parts.map(|offset| offset - offset % PAGE_BYTES).collect();
-    (read.sort_unstable(), expected.sort_unstable());
+    read.sort_unstable();
+    expected.sort_unstable();
     assert_eq!(read, expected);
 
     // A replay that fails leaves nothing under way; the hot set is as it was.

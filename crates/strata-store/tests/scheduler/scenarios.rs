@@ -379,6 +379,31 @@ fn a_smaller_arena_gives_up_its_coldest() {
 }
 
 #[test]
+fn an_arena_that_had_room_for_all_gets_a_ring() {
+    let all: Vec<_> = (0..4).flat_map(|layer| (0..10).map(move |index| id(layer, index))).collect();
+    let mut s = Scheduler::new(limits(4, 40, 2), &all).unwrap();
+    for _ in 0..15 {
+        let started = reads(&mut s);
+        finish(&mut s, &started);
+    }
+    // The ring of none becomes the smallest legal one: 6 and 1 leave, among them the 10 that are not there.
+    s.shrink(39).unwrap();
+    assert_eq!(s.hot_set().count() + s.hot_to_load().count(), 39 - 6);
+    assert_eq!((s.hot_set().count(), s.next_retired(), s.next_retired()), (30, Some(30), None));
+    s.begin_pass(PassKind::Prompt);
+    assert_eq!(layer(&mut s, 0, &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9]).len(), 10);
+    layer(&mut s, 1, &[]);
+    layer(&mut s, 2, &[]);
+    assert_eq!(layer(&mut s, 3, &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9]).len(), 10);
+    s.end_pass();
+    // Few experts of a model that would not fill the smallest legal arena: all of them, or an error.
+    let small = Limits { experts: 3, top_k: 3, ..limits(2, 6, 2) };
+    let mut s = Scheduler::new(small, &[]).unwrap();
+    s.shrink(6).unwrap();
+    assert!(s.shrink(5).is_err());
+}
+
+#[test]
 fn nothing_is_read_before_slots_that_are_too_many_come_back() {
     let mut s = scheduler(9, 2, &[]);
     s.begin_pass(PassKind::Prompt);

@@ -1,7 +1,7 @@
 //! The speed of a drive, by reads of the kind that experts and table rows are.
 //!
-//! Promises: no part of the file is read twice, as far as its size allows; what came out of memory, or may have, is marked
-//! and never counts.
+//! Promises: no part of the file is read twice for one length of reads, and none at all until half of it was read; what came
+//! out of memory, or may have, is marked and never counts.
 //! Refuses: to judge what a drive or a machine below this one keeps in memory of its own; only direct reads can be held
 //! against each other there.
 
@@ -9,7 +9,7 @@ mod device;
 
 use std::fs::File;
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -26,7 +26,7 @@ use crate::{EngineError, Stop};
 
 /// A drive under measurement, through one of its files.
 pub struct DriveBench {
-    path: PathBuf,
+    device: Device,
     ways: Vec<Way>,
     /// `None`: the system does not tell what it has in memory.
     cache: Option<PageCache>,
@@ -110,8 +110,9 @@ impl DriveBench {
     pub const MAX_BYTES_AT_A_TIME: usize = 64 << 20;
     /// How often each is measured.
     const ROUNDS: usize = 3;
-    /// One measurement reads at most one of so many parts of the file, unless it needs more to begin with.
-    const SHARES: usize = 300;
+    /// One measurement reads at most one of so many parts of the file, unless it needs more to begin with: those of one
+    /// length fit into a file of 4 GiB.
+    const SHARES: usize = 100;
     /// A smaller number of reads at a time is as good as a larger one that gives so much more, relative to it.
     pub const AS_GOOD: f64 = 0.03;
 
@@ -144,7 +145,7 @@ impl DriveBench {
                 Err(error) => return Err(ModelError::from(error).into()),
             }
         }
-        Ok(Self { path: path.to_owned(), ways, cache, fresh })
+        Ok(Self { device: Device::of(path), ways, cache, fresh })
     }
 
     /// How it reads, by each way, for people.
@@ -167,6 +168,7 @@ impl DriveBench {
         if self.fresh.len_bytes < read_bytes as u64 {
             return Ok(Vec::new());
         }
+        self.fresh.begin();
         let until = Instant::now() + time;
         let depths: Vec<usize> = Self::depths(read_bytes).collect();
         let mut samples: Vec<Vec<DriveRate>> = vec![Vec::new(); depths.len() * self.ways.len()];
@@ -205,7 +207,7 @@ impl DriveBench {
         let mut doubt = (is_buffered && *kind != ReaderKind::Buffered).then_some(Doubt::NotDirect);
         let (begin, mut started, mut has_dropped) = (Instant::now(), 0, false);
         // Enough to see the drive at work; what is left of a small file is for the others.
-        let most = (4 * depth).max((fresh.len_bytes / read_bytes as u64) as usize / Self::SHARES);
+        let most = (2 * depth).max((fresh.len_bytes / read_bytes as u64) as usize / Self::SHARES);
         let next = || {
             if begin.elapsed() >= time || started >= most || stop.load(Ordering::Relaxed) {
                 return None;
@@ -240,8 +242,8 @@ impl DriveBench {
     }
 
     /// What the system says about the drive that the file lies on.
-    pub fn device(&self) -> Device {
-        Device::of(&self.path)
+    pub fn device(&self) -> &Device {
+        &self.device
     }
 }
 
@@ -288,6 +290,7 @@ struct Fresh {
     len_bytes: u64,
     /// A bit for each page.
     read: Vec<u64>,
+    read_bytes: u64,
     random: Random,
 }
 
@@ -297,7 +300,15 @@ impl Fresh {
 
     fn new(len_bytes: u64) -> Self {
         let words = len_bytes.div_ceil(64 * PAGE_BYTES as u64) as usize;
-        Self { len_bytes, read: vec![0; words], random: Random::named(seed(), "drive") }
+        Self { len_bytes, read: vec![0; words], read_bytes: 0, random: Random::named(seed(), "drive") }
+    }
+
+    /// Another length of reads begins. When little is left, all places are fresh again: none was read a short while ago.
+    fn begin(&mut self) {
+        if self.read_bytes > self.len_bytes / 2 {
+            self.read.fill(0);
+            self.read_bytes = 0;
+        }
     }
 
     /// A place for a read through the system's memory, of which nothing is there. The file may be dropped from there once.
@@ -343,6 +354,7 @@ impl Fresh {
                 continue;
             }
             bits.by_ref().for_each(|(word, bit): (usize, u64)| self.read[word] |= bit);
+            self.read_bytes += read_bytes as u64;
             return (offset, None);
         }
         (offset, Some(doubt))
@@ -412,6 +424,10 @@ mod tests {
         assert!(given > 50, "{given} of 60");
         fresh.read.fill(u64::MAX);
         assert_eq!(fresh.place(4096, |_| true).1, Some(Doubt::Repeated));
+        fresh.begin();
+        assert_eq!(fresh.place(4096, |_| true).1, None, "more than half was read");
+        fresh.begin();
+        assert_eq!(fresh.read_bytes, 4096);
         assert_eq!(Fresh::new(40_960).place(4096, |_| false).1, Some(Doubt::Cached));
         let (offset, doubt) = Fresh::new(409_600).place(4096, |range| range.start == 8192);
         assert!(doubt.is_some() || offset == 8192);

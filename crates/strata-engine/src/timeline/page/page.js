@@ -23,12 +23,14 @@ for (const lane of D.lanes) {
 
 const overview = get("overview"), main = get("main"), plot = get("plot"), tip = get("tip"), cursor = get("cursor");
 const AXIS = 20, GAP = 3;
-let height = AXIS;
+let height = AXIS, low = 0;
 for (const row of D.rows) {
   row.y = height;
+  // Of the low rows of readers, each fourth has its name.
+  const isNamed = row.height >= 12 || low++ % 4 === 0;
   height += row.height + (row.height < 8 ? 1 : GAP);
   for (const [text, into] of [[row.label, get("labels")], [row.note, get("notes")]]) {
-    if (!text || (row.height < 12 && into.id === "labels" && !/^read (0|[0-9]*[48])$/.test(row.label))) continue;
+    if (!text || !isNamed) continue;
     const div = document.createElement("div"), lines = text.split("\n").length;
     div.textContent = text;
     div.style.top = row.y + (row.height - 15 * lines) / 2 + "px";
@@ -169,7 +171,9 @@ function drawWords(context, width) {
         const start = i > lane.first ? LATEST[i - 1] : 0, stop = i < end ? START[i] : ALL;
         if (start >= to) break;
         const x0 = Math.max(0, (start - from) * scale), x1 = Math.min(width, (stop - from) * scale);
-        if (x1 - x0 > 30) word("idle " + seconds((stop - start) * D.tick_ns), x0, x1, row);
+        // Where computation waits, the wait has its own words.
+        const isIdle = () => row.lanes.every((number) => spanAt(D.lanes[number], (start + stop) / 2) < 0);
+        if (x1 - x0 > 30 && isIdle()) word("idle " + seconds((stop - start) * D.tick_ns), x0, x1, row);
       }
     }
     if (row.height < 14) continue;

@@ -307,3 +307,39 @@ fn a_load_reads_what_it_is_told_to_and_says_when() {
         assert_eq!(load.run(8, || None).unwrap(), []);
     }
 }
+
+/// Reads that a thread started go on when it has ended.
+#[test]
+fn a_queue_moves_from_thread_to_thread() {
+    let (_dir, files) = files(&[3 << 20]);
+    let content = fs::read(&files[0].0).unwrap();
+    let place = |i: u64| (range(0, i * 7000, 6000), i as usize * 3 * PAGE_BYTES);
+    for kind in kinds() {
+        let area = poisoned(400 * 3 * PAGE_BYTES);
+        let mut queue = std::thread::scope(|scope| {
+            let start = || {
+                let port = open(kind, &files, std::slice::from_ref(&area), 400).unwrap();
+                let mut queue = ReadQueue::new(port, names(&files));
+                for i in 0..400 {
+                    let (range, at) = place(i);
+                    // SAFETY: places are apart from each other, and looked at only when all reads are done.
+                    unsafe { queue.start(i, range, area.start().add(at)) };
+                }
+                queue.submit().unwrap();
+                queue
+            };
+            scope.spawn(start).join().unwrap()
+        });
+        let mut done = Vec::new();
+        while queue.under_way() > 0 {
+            queue.take(true, &mut done).unwrap();
+        }
+        assert_eq!(done.len(), 400);
+        for Done { tag, result } in done {
+            result.unwrap();
+            let (range, at) = place(tag);
+            let start = range.offset as usize;
+            assert!(bytes(&area, at + range.shift()..at + range.shift() + 6000) == &content[start..start + 6000]);
+        }
+    }
+}
