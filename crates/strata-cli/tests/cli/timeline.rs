@@ -47,7 +47,7 @@ fn a_run_has_a_timeline_and_a_page_and_the_same_text() {
     let ran = strata(&["report", arg(&json), "-o", arg(&page)]);
     assert_eq!((ran.code, ran.stdout.as_str()), (Some(0), ""), "{ran:?}");
     let page = std::fs::read_to_string(&page).unwrap();
-    for part in [title, "Nothing was read", "strata-mini-iq2xs-q4_0.gguf on cpu", "<th scope=\"row\">read "] {
+    for part in [title, "The drive was busy", "strata-mini-iq2xs-q4_0.gguf on cpu", "<th scope=\"row\">read "] {
         assert!(page.contains(part), "{part}");
     }
     assert_eq!(page.matches("<g><title>layer ").count(), 12);
