@@ -115,7 +115,7 @@ fn an_engine_gives_memory_back_and_writes_the_same() {
     let mini = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/strata-mini/strata-mini-iq2xs-q4_0.gguf");
     let dir = tempfile::tempdir().unwrap();
     let mut engine = Engine::open(&mini, &EngineOptions::default()).unwrap();
-    let mut logits = |engine: &mut Engine| {
+    let logits = |engine: &mut Engine| {
         let path = dir.path().join("logits.safetensors");
         let ids: Vec<u32> = (300..360).collect();
         exact::logits(engine, &ids, &[40, 1], &path, &Stop::new(false)).unwrap();
