@@ -41,7 +41,7 @@ enum Source {
     /// The whole table is in memory.
     Memory { place: TablePlace, table: Vec<u8> },
     /// Rows are read.
-    Drive(RowTable),
+    Drive(Box<RowTable>),
 }
 
 impl NgramRows {
@@ -162,7 +162,7 @@ pub(super) fn load(
         let queue = super::queue(loader.gguf, &[], RowTable::READS, streaming, open)?;
         let room_bytes = RowTable::READS * (place.row_bytes + 2 * strata_store::PAGE_BYTES);
         let table = RowTable::new(place, queue).ok_or_else(|| super::no_memory("n-gram rows", room_bytes))?;
-        Source::Drive(table.recorded(timeline.clone()))
+        Source::Drive(Box::new(table.recorded(timeline.clone())))
     };
     Ok(PleModule { config: ple.clone(), weights, table: NgramRows::new(table) })
 }
