@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
-use strata_engine::{Engine, EngineError, EngineOptions, Stop, exact};
+use strata_engine::{Engine, EngineError, EngineOptions, Limit, Stop, exact};
 use strata_gguf::{Gguf, GgufWriter, NewTensor, Value};
 
 fn mini4() -> PathBuf {
@@ -108,4 +108,31 @@ fn layers_are_compared_in_the_order_of_computation() {
     let want = (0..120).map(|layer| format!("layer{layer:02}")).chain(["logits".to_owned()]);
     assert_eq!(names, want.collect::<Vec<_>>());
     assert_eq!(parity.first.unwrap().layer, "layer20");
+}
+
+#[test]
+fn an_engine_gives_memory_back_and_writes_the_same() {
+    let mini = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/strata-mini/strata-mini-iq2xs-q4_0.gguf");
+    let dir = tempfile::tempdir().unwrap();
+    let mut engine = Engine::open(&mini, &EngineOptions::default()).unwrap();
+    let logits = |engine: &mut Engine| {
+        let path = dir.path().join("logits.safetensors");
+        let ids: Vec<u32> = (300..360).collect();
+        exact::logits(engine, &ids, &[40, 1], &path, &Stop::new(false)).unwrap();
+        std::fs::read(path).unwrap()
+    };
+    let before = logits(&mut engine);
+    let plan = engine.plan().clone();
+    assert_eq!((plan.slots, plan.limit), (plan.experts, Limit::Nothing));
+
+    // More than there is changes nothing, and neither does too little.
+    engine.shrink(plan.arena_bytes + 1).unwrap();
+    assert!(matches!(engine.shrink(50 * plan.slot_bytes), Err(EngineError::Model(_))));
+    assert_eq!(*engine.plan(), plan);
+
+    engine.shrink(200 * plan.slot_bytes + 1).unwrap();
+    let now = engine.plan();
+    assert_eq!((now.slots, now.arena_bytes, now.limit), (200, 200 * plan.slot_bytes, Limit::Arena));
+    assert_eq!(now.total_bytes(), plan.total_bytes() - plan.arena_bytes + now.arena_bytes);
+    assert!(logits(&mut engine) == before, "other bytes");
 }

@@ -128,6 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[cfg_attr(miri, ignore = "Miri ends where there is no memory")]
     fn areas_are_aligned_zeroed_and_refused_when_absurd() {
         for len in [1, 4095, 4096, 100_000] {
             let area = Area::allocate(len).unwrap();

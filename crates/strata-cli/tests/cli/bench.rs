@@ -46,18 +46,21 @@ fn a_synthetic_model_is_timed_on_the_ids_it_names() {
     let [prefill] = &json_lines(&[&["bench", "prefill", "-n", "10"], &base[..]].concat())[..] else {
         panic!("one line")
     };
-    assert_eq!(keys(prefill), TIMING_KEYS);
-    assert_eq!((&prefill["bench"], &prefill["tokens"], &prefill["runs"]), (&"prefill".into(), &10.into(), &2.into()));
-    assert_eq!(prefill["context_tokens"], 0);
+    assert_eq!(
+        (&prefill["bench"], &prefill["tokens"], &prefill["pass_tokens"]),
+        (&"prefill".into(), &10.into(), &10.into())
+    );
     assert!(prefill["backend"].as_str().unwrap().ends_with("1 thread"), "{prefill}");
     // Logits of the last of ten tokens.
     let flops = 2 * (10 * (SMALL_LAYER + SMALL_RECURRENCE) + SMALL_LOGITS);
     assert_eq!(prefill["flops_per_token"].as_f64(), Some(flops as f64 / 10.0));
     let number = |key: &str| prefill[key].as_f64().unwrap();
-    assert!(number("seconds_min") <= number("seconds") && number("seconds") <= number("seconds_max"));
-    assert!((number("tokens_per_second") * number("seconds") - 10.0).abs() < 1e-9);
-    assert!((number("flops_per_second") * number("seconds") - flops as f64).abs() < 1.0);
-    assert!((number("fraction") * number("peak_flops_per_second") / number("flops_per_second") - 1.0).abs() < 1e-9);
+    let runs: Vec<f64> =
+        prefill["runs"].as_array().unwrap().iter().map(|run| run["wall_s"].as_f64().unwrap()).collect();
+    assert!(runs.len() == 2 && (number("wall_s") - (runs[0] + runs[1]) / 2.0).abs() < 1e-9, "the median: {prefill}");
+    assert!((number("flops_per_second") * number("wall_s") - flops as f64).abs() < 1.0);
+    // Everything is in memory: nothing is read, and the run is its own floor.
+    assert_eq!((number("bytes_read"), number("drive_floor_s"), number("ratio")), (0.0, 0.0, 1.0));
 
     // More tokens than the file names, by far fewer than a context has.
     let many = json_lines(&[&["bench", "prefill", "-n", "9000", "--repeat", "1"], &base[..2], &base[4..]].concat());
@@ -91,11 +94,15 @@ fn the_shipped_model_is_timed_on_the_shipped_text() {
 #[test]
 fn two_settings_are_compared() {
     let lines = json_lines(&["bench", "prefill", "-n", "9", "--repeat", "2", "--compare", "strip=4,9", "--json"]);
-    let [a, b, ratio] = &lines[..] else { panic!("{lines:?}") };
-    assert_eq!((&a["setting"], &b["setting"]), (&"strip=4".into(), &"strip=9".into()));
-    assert_eq!(keys(ratio), ["bench", "compare", "interleaved", "pairs", "seconds_ratio"]);
-    assert_eq!((&ratio["compare"], &ratio["pairs"]), (&serde_json::json!(["strip=4", "strip=9"]), &2.into()));
-    assert!(ratio["seconds_ratio"].as_f64().unwrap() > 0.0);
+    let [line] = &lines[..] else { panic!("{lines:?}") };
+    assert_eq!(line["compare"], serde_json::json!(["strip=4", "strip=9"]));
+    assert_eq!((&line["pairs"], &line["interleaved"]), (&2.into(), &true.into()));
+    let seconds = |side: &str| -> Vec<f64> {
+        line[side].as_array().unwrap().iter().map(|run| run["wall_s"].as_f64().unwrap()).collect()
+    };
+    let (a, b) = (seconds("a"), seconds("b"));
+    let median = (b[0] / a[0] + b[1] / a[1]) / 2.0;
+    assert!((line["b_over_a"].as_f64().unwrap() - median).abs() < 1e-9, "{line}");
 
     let lines =
         json_lines(&["bench", "decode", "-n", "1", "--repeat", "1", "--compare", "isa=portable,auto", "--json"]);

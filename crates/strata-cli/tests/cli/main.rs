@@ -38,7 +38,8 @@ fn oracle(model: &str, file: &str) -> String {
 
 fn command(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_strata"));
-    command.args(args).current_dir(root());
+    // What runs keep for later is not the user's.
+    command.args(args).current_dir(root()).env("XDG_CACHE_HOME", env!("CARGO_TARGET_TMPDIR"));
     command
 }
 

@@ -45,6 +45,24 @@ fn field_report_12_40_texts_do_not_depend_on_memory_or_drive() {
     }
 }
 
+#[test]
+fn a_model_in_two_files_streams_from_both() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = dir.path().join("s.gguf");
+    strata(&["synth", arg(&model), "--shape", "small", "--split", "--table-rows", "4000"]).ok();
+    let first = dir.path().join("s-00001-of-00002.gguf");
+    let ids: Vec<_> = (0..200).map(|i| (i * 37 % 2000).to_string()).collect();
+    let logits = |name: &str, more: &[&str]| {
+        let output = dir.path().join(name);
+        let args = ["logits", "-m", arg(&first), "--ids", &ids.join(","), "-o", arg(&output)];
+        strata(&[&args[..], more].concat()).ok();
+        std::fs::read(output).unwrap()
+    };
+    let expected = logits("all", &[]);
+    assert!(logits("some", &["--arena-gb", SMALL_ARENA]) == expected);
+    assert!(logits("few", &["--arena-gb", SMALL_ARENA, "--pieces", "150,1,9", "--io", "threads"]) == expected);
+}
+
 /// Distinct experts of every layer of every pass, by `strata dump`.
 fn lookups(model: &Path, ids: &Path, tokens: usize, pass: &str) -> u64 {
     let dir = tempfile::tempdir().unwrap();
@@ -231,7 +249,7 @@ fn field_report_12_55_too_little_memory_is_told_before_anything_is_loaded() {
         with(&["--arena-gb", "0.0005"]).fails(1, &["an arena of 0.01 GiB is too small", "needs 24 slots"]);
         with(&["--arena-gb", "0.002", "--io-depth", "1000"]).fails(1, &["is too small", "needs 1016 slots"]);
     }
-    strata(&["run", "hi", "--arena-gb", "-1"]).fails(2, &["--arena-gb"]);
+    strata(&["run", "hi", "--arena-gb=-1"]).fails(2, &["--arena-gb"]);
     strata(&["run", "hi", "--io", "carrier-pigeon"]).fails(2, &["--io", "uring"]);
     strata(&["run", "hi", "--io-depth", "0"]).fails(2, &["--io-depth"]);
 }

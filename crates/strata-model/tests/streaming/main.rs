@@ -32,10 +32,11 @@ fn mini(tokens: usize) -> Bed {
     Bed { path: strata_mini("strata-mini-iq2xs-q4_0.gguf"), ids, is_precise: false }
 }
 
-/// A reference model: 8 layers of 16 experts, of which a token uses 4.
-fn moe8ple() -> Bed {
-    let recorded = Recorded::open(&data("oracle/moe8ple/reference.safetensors"));
-    Bed { path: data("oracle/moe8ple/model-f16.gguf"), ids: recorded.u32("prefill.input_ids"), is_precise: false }
+/// A reference model: `moe8ple` has 8 layers and an n-gram table, `longqsa` attends to selected blocks of a longer text.
+fn reference(name: &str) -> Bed {
+    let recorded = Recorded::open(&data(&format!("oracle/{name}/reference.safetensors")));
+    let path = data(&format!("oracle/{name}/model-f16.gguf"));
+    Bed { path, ids: recorded.u32("prefill.input_ids"), is_precise: false }
 }
 
 impl Bed {

@@ -175,6 +175,25 @@ proptest! {
 }
 
 #[test]
+fn field_report_17_18_all_that_is_missing_is_on_its_way_at_once_and_in_whole_parts() {
+    let mut bed = Bed::usual(12);
+    bed.files.hold(true);
+    bed.store.begin_pass(PassKind::Prompt);
+    // As many as may be on their way: nobody has waited for any yet.
+    bed.store.demand(0, &[7, 2, 5].map(|expert| Demand { expert, tokens: 1 })).unwrap();
+    let reads: Vec<_> = bed.files.take_reads().into_iter().map(|(_, range)| range).collect();
+    let window =
+        |offset: usize, len: usize| offset / PAGE_BYTES * PAGE_BYTES..(offset + len).next_multiple_of(PAGE_BYTES);
+    // Most tokens first, and of as many the lower index.
+    let expected: Vec<_> = [2, 5, 7]
+        .into_iter()
+        .flat_map(|e| [window(33 + e * 5000, 5000), window(50_033 + e * 3000, 3000), window(80_033 + e * 8000, 8000)])
+        .collect();
+    assert_eq!(reads, expected);
+    bed.store.abandon();
+}
+
+#[test]
 fn a_slot_is_not_what_it_was_when_it_holds_another_record() {
     let mut bed = Bed::usual(8);
     // By slot, the record that was in it last, and the generation.
@@ -356,6 +375,7 @@ fn a_store_that_starts_over_keeps_what_was_used() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "Miri has no madvise")]
 fn an_arena_that_became_smaller_goes_on_and_starts_over() {
     let mut bed = Bed::usual(40);
     bed.store.load_hot_set(&mut |_, _| true).unwrap();
