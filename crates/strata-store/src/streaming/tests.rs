@@ -177,6 +177,8 @@ proptest! {
 #[test]
 fn field_report_17_18_all_that_is_missing_is_on_its_way_at_once_and_in_whole_parts() {
     let mut bed = Bed::usual(12);
+    bed.store.load_hot_set(&mut |_, _| true).unwrap();
+    bed.files.take_reads();
     bed.files.hold(true);
     bed.store.begin_pass(PassKind::Prompt);
     // As many as may be on their way: nobody has waited for any yet.
