@@ -4,12 +4,12 @@
 //! reads each record that the run had to read once more, through the same reader; the *compute floor* computes the run's
 //! routes with valid records that are in memory.
 
-use std::path::Path;
 use std::time::Instant;
 
 use strata_model::qwen4exp::{LayerView, Moment, Observer, Rows};
 use strata_store::scheduler::{Class, Counts, Tally};
 
+use super::drive::Device;
 use crate::machine::Conditions;
 use crate::{Engine, EngineError, EngineOptions, Memory, Stop};
 
@@ -128,12 +128,13 @@ impl Engine {
     pub fn run_prefill(&mut self, ids: &[u32], with_floors: bool, stop: &Stop) -> Result<PrefillRun, EngineError> {
         let before = self.begin_run()?;
         let mut routes = RouteRecorder { stop, layers: Vec::new() };
-        let ticks = DriveTicks::of(self.path());
+        let drive = Device::of(self.path());
+        let busy_ms = drive.busy_ms();
         let timeline = self.options.model.timeline.clone();
         timeline.begin();
         let wall_s = self.time_prompt(ids, &mut routes)?;
         timeline.end();
-        let drive_busy = ticks.and_then(DriveTicks::busy_s).map(|busy_s| (busy_s / wall_s).min(1.0));
+        let drive_busy = busy_ms.zip(drive.busy_ms()).map(|(a, b)| ((b - a) as f64 / 1e3 / wall_s).min(1.0));
         let after = self.counted();
         let conditions = Conditions::now();
         let floors = if with_floors { Some(self.floors(ids, wall_s, routes.layers, stop)?) } else { None };
@@ -240,37 +241,4 @@ struct Counted {
     counts: Counts,
     exposed_wait_s: f64,
     rows: strata_store::RowCounts,
-}
-
-/// What the system counts of the drive that a file lies on: milliseconds in which it had something to do.
-struct DriveTicks {
-    stat: std::path::PathBuf,
-    busy_ms: u64,
-}
-
-impl DriveTicks {
-    /// As of now; `None` where the system does not tell.
-    #[cfg(target_os = "linux")]
-    fn of(file: &Path) -> Option<Self> {
-        use std::os::linux::fs::MetadataExt;
-        let device = std::fs::metadata(file).ok()?.st_dev();
-        let (major, minor) = ((device >> 8) & 0xfff, (device & 0xff) | ((device >> 12) & 0xfff00));
-        let stat = std::path::PathBuf::from(format!("/sys/dev/block/{major}:{minor}/stat"));
-        Some(Self { busy_ms: busy_ms(&stat)?, stat })
-    }
-
-    #[cfg(not(target_os = "linux"))]
-    fn of(_file: &Path) -> Option<Self> {
-        None
-    }
-
-    /// Seconds since then in which the drive was busy.
-    fn busy_s(self) -> Option<f64> {
-        Some(busy_ms(&self.stat)?.saturating_sub(self.busy_ms) as f64 / 1e3)
-    }
-}
-
-/// The tenth number of the kernel's block layer statistics (Documentation/block/stat.rst).
-fn busy_ms(stat: &Path) -> Option<u64> {
-    std::fs::read_to_string(stat).ok()?.split_whitespace().nth(9)?.parse().ok()
 }

@@ -15,8 +15,15 @@ pub struct Device {
 }
 
 impl Device {
+    /// Milliseconds since the system was started in which the drive had something to do (the tenth number of
+    /// Documentation/block/stat.rst).
+    pub(in crate::bench) fn busy_ms(&self) -> Option<u64> {
+        let stat = Path::new("/sys/class/block").join(self.name.as_ref()?).join("stat");
+        fs::read_to_string(stat).ok()?.split_whitespace().nth(9)?.parse().ok()
+    }
+
     /// The drive of this file or directory.
-    pub(super) fn of(path: &Path) -> Self {
+    pub(in crate::bench) fn of(path: &Path) -> Self {
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
         device_number(path).and_then(|number| Self::find(Path::new("/sys"), &mounts, number)).unwrap_or_default()
     }

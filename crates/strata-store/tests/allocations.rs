@@ -1,4 +1,5 @@
-//! A scheduler allocates nothing after it was made: its tables have fixed sizes.
+//! A scheduler allocates nothing after it was made: its tables have fixed sizes. A timeline allocates nothing while a run is
+//! recorded, not even when its room is used up.
 //!
 //! Without the test harness, so that nobody else allocates meanwhile.
 
@@ -6,8 +7,10 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::time::Instant;
 
-use strata_store::scheduler::{Limits, Outcome, PassKind, Scheduler, SlotId};
+use strata_store::scheduler::{Class, Limits, Outcome, PassKind, Scheduler, SlotId};
+use strata_store::timeline::{Lane, Timeline};
 use strata_store::{Demand, ExpertId};
 
 /// The system's allocator, counting what is asked for.
@@ -35,6 +38,11 @@ const LAYERS: u32 = 5;
 const EXPERTS: u32 = 30;
 
 fn main() {
+    the_scheduler_does_not_allocate();
+    the_timeline_does_not_allocate();
+}
+
+fn the_scheduler_does_not_allocate() {
     let all: Vec<_> = (0..EXPERTS).map(|expert| Demand { expert, tokens: 1 + expert % 3 }).collect();
     let hot: Vec<_> = (0..20).map(|index| ExpertId { layer: 1, index }).collect();
     for slots in [13, 24, 100] {
@@ -103,4 +111,22 @@ fn read(scheduler: &mut Scheduler, fails: bool) -> u32 {
         reads += 1;
     }
     reads
+}
+
+fn the_timeline_does_not_allocate() {
+    let timeline = Timeline::with_room(100);
+    let before = ALLOCATIONS.load(SeqCst);
+    for _ in 0..2 {
+        timeline.begin();
+        for layer in 0..150 {
+            let start = Instant::now();
+            timeline.read(1, layer, Class::Demand, 5, start, Instant::now());
+            timeline.span(Lane::Experts, "experts", Some(layer), start, Instant::now());
+        }
+        timeline.end();
+    }
+    assert_eq!(ALLOCATIONS.load(SeqCst) - before, 0, "allocations of two runs");
+    let run = timeline.take();
+    assert_eq!((run.spans.len(), run.dropped), (100, 200));
+    println!("the timeline does not allocate");
 }
