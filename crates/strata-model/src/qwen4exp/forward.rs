@@ -6,6 +6,7 @@ use std::ops::Range;
 use strata_backend::{Backend, Choice, Field, GroupEntry, MatrixId, PassId, Routes};
 use strata_store::{Demand, ExpertStore, PassKind, Slot};
 
+use super::ple::NgramRows;
 use super::{Layer, Model, RowsWhen, Sequence, ple};
 use crate::ModelError;
 
@@ -273,12 +274,9 @@ impl Model {
                 backend.add_ngrams(pass, strip.clone(), weights, state, bytes);
             }
             backend.read_streams(pass, strip.clone(), &layer.read);
-            store.poll();
+            poll(store, &mut table)?;
             backend.mix(pass, strip.clone(), &layer.mixer, sequence.states[index])?;
-            store.poll();
-            if let Some(table) = &mut table {
-                table.poll()?;
-            }
+            poll(store, &mut table)?;
             backend.write_streams(pass, strip.clone());
             let mut view = LayerView {
                 layer: index,
@@ -303,7 +301,7 @@ impl Model {
             buffers.routes.ids.extend_from_slice(&buffers.strip_routes.ids);
             buffers.routes.weights.extend_from_slice(&buffers.strip_routes.weights);
             store.demand(index as u32, buffers.demand.count(&buffers.strip_routes.ids, config.moe.experts))?;
-            store.poll();
+            poll(store, &mut table)?;
             if let Some(router) = next_router.filter(|_| store.wants_forecast()) {
                 let ticket = backend.forecast(pass, strip, router);
                 backend.take_routes(ticket, &mut buffers.forecast)?;
@@ -314,11 +312,11 @@ impl Model {
             fixed.at += 1;
         }
         store.close(index as u32);
-        experts(backend, store, pass, index as u32, layer, top_k, buffers)?;
+        experts(backend, store, &mut table, pass, index as u32, layer, top_k, buffers)?;
         for strip in strips(rows, options.strip_rows) {
             backend.combine(pass, strip.clone(), &layer.moe.shared);
             backend.write_streams(pass, strip);
-            store.poll();
+            poll(store, &mut table)?;
         }
         let first_position = sequence.tokens;
         let routes = &buffers.routes;
@@ -339,10 +337,21 @@ impl Model {
     }
 }
 
+/// Between operations: looks what has arrived and starts what can be started.
+fn poll(store: &mut dyn ExpertStore, table: &mut Option<&mut NgramRows>) -> Result<(), ModelError> {
+    store.poll();
+    match table {
+        Some(table) => Ok(table.poll()?),
+        None => Ok(()),
+    }
+}
+
 /// Computes the layer's experts in the order in which the store has them ready.
+#[allow(clippy::too_many_arguments)] // one caller, which takes them all from the model
 fn experts(
     backend: &mut dyn Backend,
     store: &mut dyn ExpertStore,
+    table: &mut Option<&mut NgramRows>,
     pass: PassId,
     index: u32,
     layer: &Layer,
@@ -366,6 +375,7 @@ fn experts(
         let mut done = Vec::new();
         backend.take_slots(ticket, &mut done)?;
         done.into_iter().for_each(|slot| store.release(slot));
+        poll(store, table)?;
     }
 }
 
