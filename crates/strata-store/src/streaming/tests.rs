@@ -245,9 +245,10 @@ fn records_that_fail_are_named_and_the_store_goes_on() {
     // What failed in a pass is no failure of what is loaded afterwards.
     bed.store.begin_pass(PassKind::Prompt);
     bed.store.forecast(0, &[Demand { expert: 4, tokens: 9 }]);
-    bed.serve(0, &[1]).unwrap();
-    bed.store.abandon();
+    (0..4).for_each(|layer| assert_eq!(bed.serve(layer, &[1]).unwrap(), [1]));
+    bed.store.end_pass();
     bed.store.settle().unwrap();
+    assert_eq!(bed.store.failures.len(), 1);
     bed.store.load_hot_set(&mut |_, _| true).unwrap();
     bed.files.spoil(None);
     bed.pass(PassKind::Prompt, &EVERY).unwrap();
@@ -395,6 +396,7 @@ fn an_arena_that_became_smaller_goes_on_and_starts_over() {
             assert!(bed.store.resident() <= slots);
         }
         bed.store.start_over().unwrap();
+        assert_eq!(bed.store.arena.slots(), slots, "what was given back is not used again");
         bed.store.load_hot_set(&mut |_, _| true).unwrap();
         bed.pass(PassKind::Prompt, &EVERY).unwrap();
         assert!(bed.store.resident() <= slots);
