@@ -341,6 +341,11 @@ impl Scheduler {
         experts.filter(is_unread).count()
     }
 
+    /// Rows that the layer at hand needs an expert for, as far as they were told.
+    pub fn tokens(&self, id: ExpertId) -> u32 {
+        self.number(id).map_or(0, |number| self.experts[number as usize].tokens)
+    }
+
     /// Members of the hot set that are in memory, the hottest first.
     pub fn hot_set(&self) -> impl Iterator<Item = ExpertId> {
         self.hot.backwards(0).map(|slot| self.id(self.slots[slot as usize].expert))

@@ -15,22 +15,25 @@ pub(super) struct Fake {
     layers: Vec<Vec<(ExpertId, SlotId)>>,
     /// Counts what was handed out, so that it cycles through the arena.
     turn: usize,
-    /// Experts demanded, once each.
-    wanted: Vec<u32>,
+    /// Experts demanded, once each, and their rows.
+    wanted: Vec<Demand>,
 }
 
 impl Fake {
     pub(super) fn demand(&mut self, experts: &[Demand]) {
         for demand in experts {
-            if !self.wanted.contains(&demand.expert) {
-                self.wanted.push(demand.expert);
+            match self.wanted.iter_mut().find(|wanted| wanted.expert == demand.expert) {
+                Some(wanted) => wanted.tokens += demand.tokens,
+                None => self.wanted.push(*demand),
             }
         }
     }
 
     pub(super) fn ready(&mut self, records: &Records, arena: &Arena, layer: u32, slots: &mut Vec<Slot>) {
-        for _ in 0..self.wanted.len().min(super::HANDED_OUT) {
-            let Some(index) = self.wanted.pop() else { return };
+        let mut rows = 0;
+        while rows < super::HANDED_OUT_ROWS {
+            let Some(Demand { expert: index, tokens }) = self.wanted.pop() else { return };
+            rows += tokens;
             let of_kind = &self.layers[layer as usize];
             let (held, slot) = of_kind[self.turn % of_kind.len()];
             self.turn += 1;

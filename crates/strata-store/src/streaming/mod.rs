@@ -117,8 +117,9 @@ const SURE_TOKENS: u32 = 3;
 /// The part of a layer's time from which on computation counts as waiting.
 const WAITING_PART: f64 = 0.01;
 
-/// Experts handed out at a time: enough for all threads, few enough that the drive is soon looked after again.
-const HANDED_OUT: usize = 16;
+/// Rows of experts that are handed out at a time: a few tens of milliseconds of work for a processor, so that threads
+/// seldom wait for each other, and the drive is still looked after in time.
+const HANDED_OUT_ROWS: u32 = 1024;
 
 impl StreamingStore {
     /// The most experts of a layer that [`Lookahead::Profile`] expects.
@@ -398,7 +399,8 @@ impl ExpertStore for StreamingStore {
         let before = slots.len();
         loop {
             self.pump();
-            while slots.len() - before < HANDED_OUT {
+            let mut rows = 0;
+            while rows < HANDED_OUT_ROWS {
                 // A failure waits until what was handed out with it is back.
                 if self.scheduler.is_failure_next() && slots.len() > before {
                     break;
@@ -409,6 +411,7 @@ impl ExpertStore for StreamingStore {
                         if let Some(needed) = self.needed.as_mut().filter(|_| filled.pass == self.pass) {
                             needed.push(expert);
                         }
+                        rows += self.scheduler.tokens(expert);
                         let slot = self.slot(expert, slot);
                         slots.push(slot);
                     }
