@@ -237,7 +237,8 @@ pub trait Backend: Send {
     /// the ticket ([`take_routes`](Self::take_routes)).
     fn route(&mut self, pass: PassId, rows: Range<usize>, router: MatrixId) -> Ticket;
 
-    /// What `router` (of a later layer) would choose for the same input; read like a route, kept nowhere.
+    /// What `router` (of a later layer) would choose for the same input, rounded as suits the machine; read like a route,
+    /// kept nowhere.
     fn forecast(&mut self, pass: PassId, rows: Range<usize>, router: MatrixId) -> Ticket;
 
     /// Reads the routes of a ticket into `routes`.

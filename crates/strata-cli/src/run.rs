@@ -103,6 +103,7 @@ pub(crate) fn summary(generated: &Generated) -> String {
         Finish::MaxTokens => ", stopped at --tokens",
         Finish::ContextFull => ", stopped: the context is full",
         Finish::Stopped => ", stopped",
+        Finish::Repeated => ", stopped: one token again and again",
     };
     // The first token comes with the prompt's logits: the time of the rest is that of one token less.
     format!(

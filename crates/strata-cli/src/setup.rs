@@ -156,7 +156,27 @@ pub(crate) fn open(path: &Path, options: &EngineOptions) -> Result<Engine, CliEr
         note::line(format_args!("strata: warning: {warning}"));
     }
     load_experts(&mut engine)?;
+    show_prompts(&mut engine);
     Ok(engine)
+}
+
+/// Shows a bar for prompts that take a while, where somebody looks at it.
+fn show_prompts(engine: &mut Engine) {
+    let mut shown: Option<(Instant, indicatif::ProgressBar)> = None;
+    engine.on_prompt_progress(move |done| {
+        let (start, bar) = shown.get_or_insert_with(|| (Instant::now(), indicatif::ProgressBar::hidden()));
+        if bar.is_hidden() && start.elapsed() > BAR_AFTER {
+            bar.set_draw_target(indicatif::ProgressDrawTarget::stderr());
+            let template = "strata: prompt {bar:30} {percent} %, {eta} left";
+            bar.set_style(indicatif::ProgressStyle::with_template(template).expect("a sound template"));
+            bar.set_length(1000);
+        }
+        bar.set_position((1000.0 * done) as u64);
+        if done >= 1.0 {
+            bar.finish_and_clear();
+            shown = None;
+        }
+    });
 }
 
 /// Reads the experts that stay in memory, with a bar where it takes a while.

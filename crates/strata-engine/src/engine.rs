@@ -13,6 +13,7 @@ use strata_model::qwen4exp::{Lock, Model, Options as ModelOptions};
 use strata_store::plan::{Limit, Plan, PlanError};
 use thiserror::Error;
 
+use crate::generate::OnProgress;
 use crate::plan::plan_of;
 use crate::{ChatOptions, ChatTemplate, SamplerParams, SamplingError, TemplateError, Tokenizer, TokenizerError, usage};
 
@@ -132,6 +133,7 @@ pub struct Engine {
     pub(crate) gguf: Gguf,
     pub(crate) options: EngineOptions,
     profile: Option<SharedProfile>,
+    pub(crate) on_progress: Option<OnProgress>,
     // Made when they are first asked for, since a run on ids needs neither. Failures are kept as words: they are told to
     // everyone who asks.
     tokenizer: OnceLock<Result<Tokenizer, String>>,
@@ -173,7 +175,17 @@ impl Engine {
         let model = Model::load(&gguf, backend, options.model.clone())
             .map_err(|source| EngineError::Load { path: path.to_owned(), source })?;
         let path = path.to_owned();
-        Ok(Self { model, path, plan, gguf, options, profile, tokenizer: OnceLock::new(), template: OnceLock::new() })
+        Ok(Self {
+            model,
+            path,
+            plan,
+            gguf,
+            options,
+            profile,
+            on_progress: None,
+            tokenizer: OnceLock::new(),
+            template: OnceLock::new(),
+        })
     }
 
     /// Where the time went since it was last asked; `None` unless it is measured ([`EngineOptions::is_profiled`]).

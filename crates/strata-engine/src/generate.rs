@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use strata_model::qwen4exp::{Observer, Rows, Sequence};
+use strata_model::qwen4exp::{LayerView, Moment, Observer, Rows, Sequence};
 
 use crate::{Detokenizer, Engine, EngineError, Sampler, SamplerParams};
 
@@ -16,6 +16,33 @@ pub(crate) struct Stoppable<'a>(pub(crate) &'a Stop);
 impl Observer for Stoppable<'_> {
     fn is_cancelled(&self) -> bool {
         self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Told how much of a prompt is done, 0 to 1; 1 also when it is given up.
+pub(crate) type OnProgress = Box<dyn FnMut(f64) + Send>;
+
+/// A [`Stop`], and somebody who wants to know how far a prompt is.
+struct Watched<'a> {
+    stop: &'a Stop,
+    on_progress: Option<&'a mut OnProgress>,
+    /// Position of the first token, tokens, and layers that each goes through.
+    first_position: usize,
+    tokens: usize,
+    layers: usize,
+}
+
+impl Observer for Watched<'_> {
+    fn is_cancelled(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
+    fn at(&mut self, moment: Moment, view: &mut LayerView<'_>) {
+        if let (Moment::LayerDone, Some(on_progress)) = (moment, &mut self.on_progress) {
+            let before = (view.first_position - self.first_position) as f64;
+            let of_pass = view.rows.len() as f64 * (view.layer + 1) as f64 / self.layers as f64;
+            on_progress((before + of_pass) / self.tokens as f64);
+        }
     }
 }
 
@@ -46,6 +73,19 @@ pub enum Finish {
     ContextFull,
     /// It was asked to stop.
     Stopped,
+    /// The same token came [`MOST_EQUAL_TOKENS`] times in a row: nothing else will come.
+    Repeated,
+}
+
+/// Equal tokens in a row that end a text.
+pub const MOST_EQUAL_TOKENS: usize = 256;
+
+/// Whether a text ends with the same token [`MOST_EQUAL_TOKENS`] times.
+fn repeats(tokens: &[u32]) -> bool {
+    match tokens.last_chunk::<MOST_EQUAL_TOKENS>() {
+        Some(last) => last.iter().all(|token| *token == last[0]),
+        None => false,
+    }
 }
 
 /// What a generation did.
@@ -66,6 +106,11 @@ pub struct Generated {
 }
 
 impl Engine {
+    /// From now on tells `on_progress` after each layer how much of a prompt is done, 0 to 1; 1 also when it is given up.
+    pub fn on_prompt_progress(&mut self, on_progress: impl FnMut(f64) + Send + 'static) {
+        self.on_progress = Some(Box::new(on_progress));
+    }
+
     /// An empty session.
     ///
     /// # Errors
@@ -136,6 +181,10 @@ impl Engine {
             if generated.tokens.len() == options.max_tokens {
                 break;
             }
+            if repeats(&generated.tokens) {
+                generated.finish = Finish::Repeated;
+                break;
+            }
             if session.tokens.len() == self.model.context_tokens() {
                 generated.finish = Finish::ContextFull;
                 break;
@@ -159,12 +208,22 @@ impl Engine {
         stop: &Stop,
         logits: &mut Vec<f32>,
     ) -> Result<bool, EngineError> {
-        match self.model.forward(&mut session.sequence, ids, Rows::Last, logits, &mut Stoppable(stop)) {
+        let observer = &mut Watched {
+            stop,
+            // Single tokens have no progress.
+            on_progress: self.on_progress.as_mut().filter(|_| ids.len() > 1),
+            first_position: session.sequence.tokens(),
+            tokens: ids.len(),
+            layers: self.model.config().layers,
+        };
+        match self.model.forward(&mut session.sequence, ids, Rows::Last, logits, observer) {
             Ok(()) => {
                 session.tokens.extend_from_slice(ids);
                 Ok(true)
             }
             Err(error) => {
+                // Whoever shows progress shows it no more.
+                self.on_progress.iter_mut().for_each(|on_progress| on_progress(1.0));
                 self.reset(session);
                 let error = EngineError::from(error);
                 if error.is_cancelled() { Ok(false) } else { Err(error) }
@@ -175,5 +234,18 @@ impl Engine {
     fn reset(&mut self, session: &mut Session) {
         self.model.reset(&mut session.sequence);
         session.tokens.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn field_report_39_a_text_of_one_token_ends() {
+        let many = vec![7; MOST_EQUAL_TOKENS];
+        assert!(repeats(&many) && repeats(&[&[1, 2], &many[..]].concat()));
+        assert!(!repeats(&many[1..]) && !repeats(&[]));
+        assert!(!repeats(&[&many[..], &[8]].concat()) && !repeats(&[&many[1..], &[8, 7]].concat()));
     }
 }

@@ -26,7 +26,7 @@ mod usage;
 
 pub use detokenizer::Detokenizer;
 pub use engine::{Engine, EngineError, EngineOptions};
-pub use generate::{Finish, GenerateOptions, Generated, Session, Stop};
+pub use generate::{Finish, GenerateOptions, Generated, MOST_EQUAL_TOKENS, Session, Stop};
 pub use inspect::{Inspection, MetadataValue, TensorGroup, TensorLine, inspect, tokenizer_of};
 pub use machine::Machine;
 pub use memory::{Group, Memory};

@@ -21,9 +21,28 @@ pub(super) fn route(
     s: &mut Scratch,
     routes: &mut Routes,
 ) {
-    let (top_k, experts) = (pass.shape.top_k, pass.shape.experts);
     // Which experts are chosen decides more than any rounding: the logits are float32.
     weights.multiply_exactly(cpu, router, pass.mixed.rows(rows.clone()), &mut s.a);
+    choose(cpu, pass, rows, s, routes);
+}
+
+/// [`route`], but as fast as can be: a forecast may be wrong.
+pub(super) fn forecast(
+    cpu: &Cpu,
+    weights: &Weights,
+    pass: &Pass,
+    rows: Range<usize>,
+    router: MatrixId,
+    s: &mut Scratch,
+    routes: &mut Routes,
+) {
+    weights.multiply(cpu, router, pass.mixed.rows(rows.clone()), &mut s.a);
+    choose(cpu, pass, rows, s, routes);
+}
+
+/// The choices that the logits in `s.a` ask for.
+fn choose(cpu: &Cpu, pass: &Pass, rows: Range<usize>, s: &mut Scratch, routes: &mut Routes) {
+    let (top_k, experts) = (pass.shape.top_k, pass.shape.experts);
     routes.ids.resize(rows.len() * top_k, 0);
     routes.weights.resize(rows.len() * top_k, 0.0);
     route::choose_rows(cpu, &s.a, experts, &mut routes.ids, &mut routes.weights);

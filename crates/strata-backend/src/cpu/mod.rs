@@ -234,7 +234,7 @@ impl Backend for CpuBackend {
     fn forecast(&mut self, pass: PassId, rows: Range<usize>, router: MatrixId) -> Ticket {
         let pass = &self.passes[pass.0 as usize];
         let mut routes = self.spare_routes.pop().unwrap_or_default();
-        experts::route(&self.cpu, &self.weights, pass, rows, router, &mut self.scratch, &mut routes);
+        experts::forecast(&self.cpu, &self.weights, pass, rows, router, &mut self.scratch, &mut routes);
         self.ticket(Outcome::Routes(routes))
     }
 
