@@ -78,10 +78,11 @@ proptest! {
         prop_assert_eq!(report, again);
     }
 
+    /// Of one pass: what an earlier pass leaves in memory depends on the order in which reads ended, and may be less useful.
     #[test]
     fn a_faster_drive_is_not_slower_without_read_ahead(text in texts(), machine in machines(), policy in policies()) {
         let (trace, _) = text.routes();
-        let policy = Policy { lookahead: Lookahead::Off, waits_for_all: true, ..policy };
+        let policy = Policy { lookahead: Lookahead::Off, waits_for_all: true, pass_tokens: text.tokens, ..policy };
         let mut faster = machine.clone();
         faster.drive.bytes_per_second *= 2.0;
         let slow = simulate(&trace, &machine, &policy, &[], None).unwrap();
