@@ -142,16 +142,18 @@ fn gdn_form(flag: GdnFlag) -> GdnForm {
     }
 }
 
-/// Tells how memory will be divided, then [opens](open) the model.
+/// [`open`], which first tells how memory will be divided.
 pub(crate) fn open_telling(path: &Path, options: &EngineOptions) -> Result<Engine, CliError> {
-    note::line(plan_line(&strata_engine::plan(path, options, None)?));
-    open(path, options)
+    ready(Engine::open_telling(path, options, |plan| note::line(plan_line(plan)))?)
 }
 
 /// Opens a model, tells the user what is odd about its file, and reads the experts that stay in memory. Ctrl-C ends that
 /// reading, and the command.
 pub(crate) fn open(path: &Path, options: &EngineOptions) -> Result<Engine, CliError> {
-    let mut engine = Engine::open(path, options)?;
+    ready(Engine::open(path, options)?)
+}
+
+fn ready(mut engine: Engine) -> Result<Engine, CliError> {
     for warning in &engine.model().config().warnings {
         note::line(format_args!("strata: warning: {warning}"));
     }

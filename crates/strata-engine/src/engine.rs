@@ -149,8 +149,21 @@ impl Engine {
     /// When the file cannot be read or is no model that can be run, or memory does not suffice. A tokenizer, a template or recommendations that cannot
     /// be used are an error only when they are needed.
     pub fn open(path: &Path, options: &EngineOptions) -> Result<Self, EngineError> {
+        Self::open_telling(path, options, |_| {})
+    }
+
+    /// [`open`](Self::open), which tells `on_plan` how memory will be divided before anything is loaded.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_telling(
+        path: &Path,
+        options: &EngineOptions,
+        on_plan: impl FnOnce(&Plan),
+    ) -> Result<Self, EngineError> {
         let gguf = Gguf::open(path)?;
         let plan = plan_of(&gguf, path, options, None)?;
+        on_plan(&plan);
         let isa = options.isa.unwrap_or_else(Isa::best);
         let cpu_backend = match options.is_precise {
             true => CpuBackend::precise(isa, options.threads)?,

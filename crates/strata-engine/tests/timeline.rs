@@ -400,20 +400,6 @@ fn many_spans_make_a_page_of_moderate_size() {
     assert!(trace.page().len() < 40 * trace.spans.len());
 }
 
-/// Pages to look at: `cargo test -p strata-engine --test timeline -- --ignored`.
-#[test]
-#[ignore = "writes pages to look at"]
-fn pages_to_look_at() {
-    let dir = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    let details = "synthetic.gguf on cpu avx512 bfloat16, 2 threads";
-    for (name, recording) in [("prefill", synthetic(48, 512)), ("many", many()), ("small", small())] {
-        let trace = Trace::new("bench prefill, 1024 tokens", details, &recording);
-        std::fs::write(dir.join(format!("{name}.json")), written(&trace)).unwrap();
-        std::fs::write(dir.join(format!("{name}.html")), trace.page()).unwrap();
-    }
-    println!("{}", dir.display());
-}
-
 /// A run of the shipped model: every layer has its spans, and nothing ends after the run.
 #[test]
 fn a_run_is_recorded() {

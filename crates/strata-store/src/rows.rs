@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::reads::{Done, FileRange, ReadQueue};
 use crate::timeline::{Lane, Timeline};
-use crate::{Area, PAGE_BYTES, StoreError};
+use crate::{Area, StoreError};
 
 /// Rows of a table in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,16 +94,11 @@ impl RowTable {
     /// Reads at a time: rows are small, and their reads wait in the drive's queue among those of records.
     pub const READS: usize = 1024;
 
-    /// The most bytes of memory that reads of a row may need.
-    fn window_bytes(row_bytes: usize) -> usize {
-        row_bytes.next_multiple_of(PAGE_BYTES) + PAGE_BYTES
-    }
-
     /// A table that is read through `queue`; `None` when there is no memory for the reads.
     pub fn new(place: TablePlace, queue: ReadQueue) -> Option<Self> {
         let depth = queue.room();
         Some(Self {
-            windows: Area::allocate(depth.checked_mul(Self::window_bytes(place.row_bytes))?)?,
+            windows: Area::allocate(depth.checked_mul(FileRange::most_window_bytes(place.row_bytes))?)?,
             free_windows: (0..depth as u32).rev().collect(),
             gathers: VecDeque::new(),
             reading: std::iter::repeat_with(|| None).take(depth).collect(),
@@ -224,8 +219,9 @@ impl RowTable {
             waiting.since[rows.start / waiting.strip].get_or_insert_with(Instant::now);
             self.reading[window as usize] = Some(Reading { gather: self.gathers[gather].number, rows, range });
             // SAFETY: inside of the windows' memory: one of its windows.
-            let memory =
-                unsafe { self.windows.start().add(window as usize * Self::window_bytes(self.place.row_bytes)) };
+            let memory = unsafe {
+                self.windows.start().add(window as usize * FileRange::most_window_bytes(self.place.row_bytes))
+            };
             // SAFETY: the window is this read's alone until it has ended.
             unsafe { self.queue.start(u64::from(window), range, memory) };
             any = true;
@@ -270,7 +266,7 @@ impl RowTable {
             gather.error.get_or_insert(error);
             return;
         }
-        let start = window as usize * Self::window_bytes(place.row_bytes) + range.shift();
+        let start = window as usize * FileRange::most_window_bytes(place.row_bytes) + range.shift();
         // SAFETY: the read has ended, and the window is not in use until the next one is started.
         let bytes = unsafe { self.windows.bytes(start..start + range.len_bytes) };
         for at in rows {

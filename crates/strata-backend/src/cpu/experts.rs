@@ -11,38 +11,33 @@ use super::Weights;
 use super::pass::{Pass, Scratch};
 use crate::{Choice, ExpertShape, GroupEntry, MatrixId, Routes, SharedExpert};
 
+/// How a router's logits are computed.
+#[derive(Clone, Copy)]
+pub(super) enum Logits {
+    /// In float32: which experts are chosen decides more than any rounding.
+    Exact,
+    /// As fast as can be: a forecast may be wrong.
+    Fast,
+}
+
 /// Choices by `router` for the rows' input, into `routes`; the logits stay in `s.a`.
+#[allow(clippy::too_many_arguments)] // two callers, which take them all from the backend
 pub(super) fn route(
     cpu: &Cpu,
     weights: &Weights,
     pass: &Pass,
     rows: Range<usize>,
     router: MatrixId,
+    logits: Logits,
     s: &mut Scratch,
     routes: &mut Routes,
 ) {
-    // Which experts are chosen decides more than any rounding: the logits are float32.
-    weights.multiply_exactly(cpu, router, pass.mixed.rows(rows.clone()), &mut s.a);
-    choose(cpu, pass, rows, s, routes);
-}
-
-/// [`route`], but as fast as can be: a forecast may be wrong.
-pub(super) fn forecast(
-    cpu: &Cpu,
-    weights: &Weights,
-    pass: &Pass,
-    rows: Range<usize>,
-    router: MatrixId,
-    s: &mut Scratch,
-    routes: &mut Routes,
-) {
-    weights.multiply(cpu, router, pass.mixed.rows(rows.clone()), &mut s.a);
-    choose(cpu, pass, rows, s, routes);
-}
-
-/// The choices that the logits in `s.a` ask for.
-fn choose(cpu: &Cpu, pass: &Pass, rows: Range<usize>, s: &mut Scratch, routes: &mut Routes) {
     let (top_k, experts) = (pass.shape.top_k, pass.shape.experts);
+    let input = pass.mixed.rows(rows.clone());
+    match logits {
+        Logits::Exact => weights.multiply_exactly(cpu, router, input, &mut s.a),
+        Logits::Fast => weights.multiply(cpu, router, input, &mut s.a),
+    }
     routes.ids.resize(rows.len() * top_k, 0);
     routes.weights.resize(rows.len() * top_k, 0.0);
     route::choose_rows(cpu, &s.a, experts, &mut routes.ids, &mut routes.weights);

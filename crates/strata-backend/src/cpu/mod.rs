@@ -16,6 +16,7 @@ use strata_kernels::matmul::{Matrix, matmul, matmul_of};
 use strata_kernels::{Cpu, Isa, UnavailableIsa};
 use strata_store::{Area, Slot};
 
+use self::experts::Logits;
 use self::pass::{Pass, Scratch, zeroed};
 use self::states::State;
 use crate::{
@@ -226,7 +227,8 @@ impl Backend for CpuBackend {
     fn route(&mut self, pass: PassId, rows: Range<usize>, router: MatrixId) -> Ticket {
         let pass = &mut self.passes[pass.0 as usize];
         let mut routes = self.spare_routes.pop().unwrap_or_default();
-        experts::route(&self.cpu, &self.weights, pass, rows.clone(), router, &mut self.scratch, &mut routes);
+        let (cpu, logits) = (&self.cpu, Logits::Exact);
+        experts::route(cpu, &self.weights, pass, rows.clone(), router, logits, &mut self.scratch, &mut routes);
         experts::keep_routes(pass, rows, &routes, &self.scratch);
         self.ticket(Outcome::Routes(routes))
     }
@@ -234,7 +236,8 @@ impl Backend for CpuBackend {
     fn forecast(&mut self, pass: PassId, rows: Range<usize>, router: MatrixId) -> Ticket {
         let pass = &self.passes[pass.0 as usize];
         let mut routes = self.spare_routes.pop().unwrap_or_default();
-        experts::forecast(&self.cpu, &self.weights, pass, rows, router, &mut self.scratch, &mut routes);
+        let (cpu, logits) = (&self.cpu, Logits::Fast);
+        experts::route(cpu, &self.weights, pass, rows, router, logits, &mut self.scratch, &mut routes);
         self.ticket(Outcome::Routes(routes))
     }
 

@@ -138,27 +138,17 @@ impl Engine {
         let after = self.counted();
         let conditions = Conditions::now();
         let floors = if with_floors { Some(self.floors(ids, wall_s, routes.layers, stop)?) } else { None };
-        let between = |of: fn(&Counts) -> Tally| {
-            let (a, b) = (of(&before.counts), of(&after.counts));
-            Tally { records: b.records - a.records, bytes: b.bytes - a.bytes }
-        };
+        let between = |of: fn(&Counts) -> Tally| of(&after.counts) - of(&before.counts);
         let (ahead, missed) = (between(|counts| counts.ahead), between(|counts| counts.missed));
-        let read = |of: fn(&Counts) -> [Tally; 2]| {
-            let (a, b) = (of(&before.counts), of(&after.counts));
-            Tally {
-                records: b.iter().map(|t| t.records).sum::<u64>() - a.iter().map(|t| t.records).sum::<u64>(),
-                bytes: b.iter().map(|t| t.bytes).sum::<u64>() - a.iter().map(|t| t.bytes).sum::<u64>(),
-            }
-        };
         Ok(PrefillRun {
             tokens: ids.len(),
             pass_tokens: self.model.pass_tokens().min(ids.len()),
             wall_s,
             floors,
             drive_busy,
-            needed: Tally { records: ahead.records + missed.records, bytes: ahead.bytes + missed.bytes },
-            read: read(|counts| [counts.read[Class::Demand], counts.read[Class::ReadAhead]]),
-            wasted: read(|counts| [counts.wasted[Class::Demand], counts.wasted[Class::ReadAhead]]),
+            needed: ahead + missed,
+            read: between(|counts| counts.read[Class::Demand] + counts.read[Class::ReadAhead]),
+            wasted: between(|counts| counts.wasted[Class::Demand] + counts.wasted[Class::ReadAhead]),
             resident: between(|counts| counts.resident).records,
             ahead: ahead.records,
             missed: missed.records,

@@ -301,7 +301,6 @@ impl Model {
             buffers.routes.ids.extend_from_slice(&buffers.strip_routes.ids);
             buffers.routes.weights.extend_from_slice(&buffers.strip_routes.weights);
             store.demand(index as u32, buffers.demand.count(&buffers.strip_routes.ids, config.moe.experts))?;
-            poll(store, &mut table)?;
             if let Some(router) = next_router.filter(|_| store.wants_forecast()) {
                 let ticket = backend.forecast(pass, strip, router);
                 backend.take_routes(ticket, &mut buffers.forecast)?;
@@ -375,7 +374,10 @@ fn experts(
         let mut done = Vec::new();
         backend.take_slots(ticket, &mut done)?;
         done.into_iter().for_each(|slot| store.release(slot));
-        poll(store, table)?;
+        // The store looks after its own reads when it is asked for more.
+        if let Some(table) = table {
+            table.poll()?;
+        }
     }
 }
 

@@ -47,6 +47,11 @@ pub struct FileRange {
 }
 
 impl FileRange {
+    /// The most bytes of memory that a read of so many bytes needs, wherever in a file they begin.
+    pub fn most_window_bytes(len_bytes: usize) -> usize {
+        len_bytes.next_multiple_of(PAGE_BYTES) + PAGE_BYTES
+    }
+
     /// Bytes of memory that a read of it needs: the whole pages around it.
     pub fn window_bytes(&self) -> usize {
         (self.shift() + self.len_bytes).next_multiple_of(PAGE_BYTES)

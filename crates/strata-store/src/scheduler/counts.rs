@@ -1,6 +1,6 @@
 //! What is counted: the receipt of a run.
 
-use std::ops::{AddAssign, Index, IndexMut};
+use std::ops::{Add, AddAssign, Index, IndexMut, Sub};
 
 use super::Class;
 
@@ -18,6 +18,23 @@ impl AddAssign<u64> for Tally {
     fn add_assign(&mut self, record_bytes: u64) {
         self.records += 1;
         self.bytes += record_bytes;
+    }
+}
+
+impl Add for Tally {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self { records: self.records + other.records, bytes: self.bytes + other.bytes }
+    }
+}
+
+/// What has come since an `earlier` tally.
+impl Sub for Tally {
+    type Output = Self;
+
+    fn sub(self, earlier: Self) -> Self {
+        Self { records: self.records - earlier.records, bytes: self.bytes - earlier.bytes }
     }
 }
 

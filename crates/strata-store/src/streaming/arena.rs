@@ -17,14 +17,11 @@ pub(super) struct Arena {
     retired: Vec<u32>,
 }
 
-/// The most that whole pages around a range of this length take, wherever it begins.
-fn most_window_bytes(len_bytes: u64) -> usize {
-    (len_bytes as usize).next_multiple_of(PAGE_BYTES) + PAGE_BYTES
-}
-
 /// Room for any record: each of its parts in a window of whole pages.
 fn slot_bytes(records: &Records) -> usize {
-    let record = |layer: &LayerRecords| layer.parts.iter().map(|part| most_window_bytes(part.len_bytes)).sum();
+    let record = |layer: &LayerRecords| {
+        layer.parts.iter().map(|part| FileRange::most_window_bytes(part.len_bytes as usize)).sum()
+    };
     records.layers.iter().map(record).max().unwrap_or(0).max(PAGE_BYTES)
 }
 
@@ -81,7 +78,7 @@ impl Arena {
         let (area, mut at) = self.place(slot);
         Part::ALL.map(|part| {
             let part = &layer.parts[part as usize];
-            let window = most_window_bytes(part.len_bytes);
+            let window = FileRange::most_window_bytes(part.len_bytes as usize);
             assert!(at + window <= area.len_bytes(), "the slot holds every record");
             // SAFETY: inside of the area.
             let memory = unsafe { area.start().add(at) };
@@ -97,7 +94,7 @@ impl Arena {
             let part = &layer.parts[part as usize];
             let range = part.range(id.index);
             let start = at + range.shift();
-            at += most_window_bytes(part.len_bytes);
+            at += FileRange::most_window_bytes(part.len_bytes as usize);
             start..start + range.len_bytes
         });
         (area.clone(), parts)

@@ -111,7 +111,7 @@ struct Filling {
 }
 
 /// While computation waits for nothing, experts that fewer rows are expected to need are not read ahead: a third of the
-/// guesses that rest on one row are wrong, a fifth of those on two (docs/drive.md), and those that are right are still in
+/// guesses that rest on one row are wrong, a fifth of those on two (docs/streaming.md), and those that are right are still in
 /// time when they are demanded.
 const SURE_TOKENS: u32 = 3;
 /// The part of a layer's time from which on computation counts as waiting.

@@ -264,9 +264,8 @@ fn a_read_of_an_older_generation_is_not_believed() {
     s.read_done(SlotId { index, generation: generation - 1 });
 }
 
-#[test]
-#[should_panic(expected = "is not out")]
-fn a_slot_is_given_back_once() {
+/// A slot that was read and handed out.
+fn one_out() -> (Scheduler, SlotId) {
     let mut s = scheduler(6, 2, &[]);
     s.begin_pass(PassKind::Prompt);
     s.demand(0, &demands(&[(0, 1)])).unwrap();
@@ -274,6 +273,13 @@ fn a_slot_is_given_back_once() {
     finish(&mut s, &started);
     s.close(0);
     let Some(Outcome::Ready { slot, .. }) = s.next_outcome() else { panic!("it was read") };
+    (s, slot)
+}
+
+#[test]
+#[should_panic(expected = "is not out")]
+fn a_slot_is_given_back_once() {
+    let (mut s, slot) = one_out();
     s.release(slot);
     s.release(slot);
 }
@@ -281,15 +287,7 @@ fn a_slot_is_given_back_once() {
 #[test]
 #[should_panic(expected = "is not out")]
 fn a_slot_of_an_older_generation_is_not_taken_back() {
-    let mut s = scheduler(6, 2, &[]);
-    s.begin_pass(PassKind::Prompt);
-    s.demand(0, &demands(&[(0, 1)])).unwrap();
-    let started = reads(&mut s);
-    finish(&mut s, &started);
-    s.close(0);
-    let Some(Outcome::Ready { slot: SlotId { index, generation }, .. }) = s.next_outcome() else {
-        panic!("it was read")
-    };
+    let (mut s, SlotId { index, generation }) = one_out();
     s.release(SlotId { index, generation: generation - 1 });
 }
 
