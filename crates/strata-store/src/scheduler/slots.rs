@@ -1,6 +1,6 @@
 //! Slots: which read is next, where it goes, what gives way to it, and what happens to a slot that nobody needs any more.
 
-use super::{Class, ExpertId, Need, Outcome, PassKind, Read, Scheduler, SlotId, SlotState, chain};
+use super::{Class, ExpertId, Need, Outcome, PassKind, Read, Scheduler, Slot, SlotId, SlotState, chain};
 
 impl Scheduler {
     /// The next read, which the driver starts at once; `None` when there is nothing to read, as many reads are under way
@@ -137,30 +137,36 @@ impl Scheduler {
         self.settle(index);
     }
 
-    /// A record could not be read. The expert fails for this pass; its slot is free.
+    /// A record could not be read. The expert fails for this pass, or, when the read was started for an earlier one, is to
+    /// be read anew if it is needed; its slot is free.
     ///
     /// # Panics
     /// When no such read is under way.
     pub fn read_failed(&mut self, slot: SlotId) {
         let number = self.finish(slot);
         let index = slot.index;
-        let class = self.slots[index as usize].class;
-        let record_bytes = self.record_bytes(number);
+        let Slot { class, read_in_pass, .. } = self.slots[index as usize];
+        let (record_bytes, layer) = (self.record_bytes(number), self.id(number).layer as usize);
         self.counts.failed[class] += record_bytes;
         self.slots[index as usize].state = SlotState::Free;
         self.chains.push_last(chain::FREE, index);
         let expert = &mut self.experts[number as usize];
         expert.slot = None;
-        expert.failed_in_pass = Some(self.pass);
         if !expert.is_hot {
             self.ring_used -= 1;
         }
+        let is_of_this_pass = read_in_pass == self.pass;
+        if is_of_this_pass {
+            expert.failed_in_pass = Some(self.pass);
+        }
         match expert.need {
-            Need::Demand => {
+            Need::Demand if is_of_this_pass => {
                 expert.need = Need::Served;
                 self.failed.push_back(number);
             }
-            Need::Forecast => expert.need = Need::Nothing,
+            Need::Demand => self.unread_demand += 1,
+            Need::Forecast if is_of_this_pass => expert.need = Need::Nothing,
+            Need::Forecast => self.unread_ahead[layer] += 1,
             Need::Nothing | Need::Served => {}
         }
         self.retire();

@@ -296,7 +296,10 @@ impl StreamingStore {
         match filling.error.take() {
             None => self.scheduler.read_done(read.slot),
             Some(error) => {
-                self.failures.push((read.expert, error));
+                // What failed for an earlier pass is read anew.
+                if filling.pass == self.pass {
+                    self.failures.push((read.expert, error));
+                }
                 self.scheduler.read_failed(read.slot);
             }
         }

@@ -215,8 +215,11 @@ impl Mirror {
         self.in_flight -= 1;
         let held = self.slots.remove(&slot.index).unwrap();
         self.failures[held.class as usize] += 1;
-        self.failed.insert(held.expert);
-        self.forecast.remove(&held.expert);
+        // What failed for an earlier pass is read anew.
+        if held.read_in_pass == self.pass {
+            self.failed.insert(held.expert);
+            self.forecast.remove(&held.expert);
+        }
     }
 
     pub(crate) fn outcome(&mut self, outcome: &Outcome) {

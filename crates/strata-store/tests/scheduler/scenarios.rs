@@ -264,6 +264,35 @@ fn a_read_of_an_older_generation_is_not_believed() {
     s.read_done(SlotId { index, generation: generation - 1 });
 }
 
+/// Once a request failed for what a request before it, given up, had found unreadable.
+#[test]
+fn a_read_that_an_earlier_pass_started_and_that_fails_is_done_anew() {
+    let mut s = scheduler(6, 2, &[]);
+    s.begin_pass(PassKind::Prompt);
+    s.demand(0, &demands(&[(0, 1)])).unwrap();
+    s.forecast(1, &demands(&[(3, 1)]));
+    let old = [s.next_read().unwrap(), s.next_read().unwrap()];
+    s.abandon();
+
+    s.begin_pass(PassKind::Prompt);
+    s.demand(0, &demands(&[(0, 1)])).unwrap();
+    s.forecast(1, &demands(&[(3, 1)]));
+    s.close(0);
+    assert_eq!(s.next_read(), None, "both are on their way");
+    old.iter().for_each(|read| s.read_failed(read.slot));
+    assert_eq!(s.next_outcome(), None, "nothing has failed in this pass");
+    let again = [s.next_read().unwrap(), s.next_read().unwrap()];
+    assert_eq!(again.map(|read| read.expert), old.map(|read| read.expert));
+    s.read_done(again[0].slot);
+    assert!(matches!(s.next_outcome(), Some(Outcome::Ready { .. })));
+    // A read of this pass that fails is a failure of this pass.
+    s.read_failed(again[1].slot);
+    s.layer_done(0);
+    s.demand(1, &demands(&[(3, 1)])).unwrap();
+    s.close(1);
+    assert_eq!(s.next_outcome(), Some(Outcome::Failed { expert: again[1].expert }));
+}
+
 /// A slot that was read and handed out.
 fn one_out() -> (Scheduler, SlotId) {
     let mut s = scheduler(6, 2, &[]);
