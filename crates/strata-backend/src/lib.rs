@@ -12,6 +12,7 @@ mod error;
 mod layers;
 mod profiled;
 mod recording;
+mod saved;
 
 use std::ops::Range;
 
@@ -23,6 +24,7 @@ pub use error::BackendError;
 pub use layers::{ExpertShape, Gdn, GdnForm, HyperRead, Indexer, Mixer, Ple, Qsa, SharedExpert};
 pub use profiled::{Operation, Profile, ProfiledBackend, SharedProfile, Spent};
 pub use recording::{Call, Recording, RecordingBackend};
+pub use saved::SavedState;
 pub use strata_kernels::{Arithmetic, Isa, UnavailableIsa, conv::MAX_TAPS as MAX_CONV_TAPS, experts::Choice};
 
 macro_rules! handles {
@@ -211,6 +213,16 @@ pub trait Backend: Send {
 
     /// Gives a state's memory back; the handle is dead.
     fn free_state(&mut self, state: StateId);
+
+    /// Copies a state into `saved`, whose memory is used again. Of a cache that only grows its length is kept, not its rows.
+    ///
+    /// # Errors
+    /// When there is not enough memory.
+    fn save_state(&mut self, state: StateId, saved: &mut SavedState) -> Result<(), BackendError>;
+
+    /// Makes a state what it was when it was saved. Rows of its cache that came later are forgotten; the caller knows that
+    /// the earlier ones are still those of that time.
+    fn restore_state(&mut self, state: StateId, saved: &SavedState);
 
     /// Rows of the table for `ids` into all streams of the rows from `first_row`.
     ///

@@ -13,7 +13,7 @@ use strata_store::{Area, Slot};
 
 use crate::{
     Backend, BackendError, Choice, ExpertShape, Field, GroupEntry, HyperRead, MatrixData, MatrixId, Mixer, PassId,
-    PassShape, Ple, Routes, SharedExpert, StateId, StatePart, StateShape, Ticket, VectorId,
+    PassShape, Ple, Routes, SavedState, SharedExpert, StateId, StatePart, StateShape, Ticket, VectorId,
 };
 
 /// What time is spent on.
@@ -233,6 +233,14 @@ impl Backend for ProfiledBackend {
 
     fn free_state(&mut self, state: StateId) {
         self.inner.free_state(state);
+    }
+
+    fn save_state(&mut self, state: StateId, saved: &mut SavedState) -> Result<(), BackendError> {
+        self.inner.save_state(state, saved)
+    }
+
+    fn restore_state(&mut self, state: StateId, saved: &SavedState) {
+        self.inner.restore_state(state, saved);
     }
 
     fn embed(&mut self, pass: PassId, first_row: usize, table: MatrixId, ids: &[u32]) -> Result<(), BackendError> {

@@ -9,7 +9,7 @@ use strata_store::{Area, ExpertId, Slot};
 
 use crate::{
     Backend, BackendError, Choice, ExpertShape, Field, GroupEntry, HyperRead, MatrixData, MatrixId, Mixer, PassId,
-    PassShape, Ple, Routes, SharedExpert, StateId, StatePart, StateShape, Ticket, VectorId,
+    PassShape, Ple, Routes, SavedState, SharedExpert, StateId, StatePart, StateShape, Ticket, VectorId,
 };
 
 /// One call, with the rows it was for.
@@ -29,6 +29,8 @@ pub enum Call {
     Head { rows: Range<usize> },
     ResetState { state: StateId },
     FreeState { state: StateId },
+    SaveState { state: StateId },
+    RestoreState { state: StateId },
 }
 
 /// What a [`RecordingBackend`] was asked.
@@ -134,6 +136,15 @@ impl Backend for RecordingBackend {
 
     fn free_state(&mut self, state: StateId) {
         self.call(Call::FreeState { state });
+    }
+
+    fn save_state(&mut self, state: StateId, saved: &mut SavedState) -> Result<(), BackendError> {
+        self.call(Call::SaveState { state });
+        saved.fill(0, [&[], &[]])
+    }
+
+    fn restore_state(&mut self, state: StateId, _saved: &SavedState) {
+        self.call(Call::RestoreState { state });
     }
 
     fn embed(&mut self, _pass: PassId, first_row: usize, table: MatrixId, ids: &[u32]) -> Result<(), BackendError> {

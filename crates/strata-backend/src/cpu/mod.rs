@@ -21,7 +21,7 @@ use self::pass::{Pass, Scratch, zeroed};
 use self::states::State;
 use crate::{
     Backend, BackendError, Choice, ExpertShape, Field, GroupEntry, HyperRead, MatrixData, MatrixId, Mixer, PassId,
-    PassShape, Ple, Routes, SharedExpert, StateId, StatePart, StateShape, Ticket, VectorId,
+    PassShape, Ple, Routes, SavedState, SharedExpert, StateId, StatePart, StateShape, Ticket, VectorId,
 };
 
 /// Computes on the processor.
@@ -175,6 +175,14 @@ impl Backend for CpuBackend {
 
     fn free_state(&mut self, state: StateId) {
         self.states[state.0 as usize] = None;
+    }
+
+    fn save_state(&mut self, id: StateId, saved: &mut SavedState) -> Result<(), BackendError> {
+        state(&mut self.states, id).save(saved)
+    }
+
+    fn restore_state(&mut self, id: StateId, saved: &SavedState) {
+        state(&mut self.states, id).restore(saved);
     }
 
     fn embed(&mut self, pass: PassId, first_row: usize, table: MatrixId, ids: &[u32]) -> Result<(), BackendError> {

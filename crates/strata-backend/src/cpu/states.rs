@@ -5,7 +5,7 @@ use strata_kernels::attention::KvCache;
 use strata_kernels::gdn;
 
 use super::zeroed;
-use crate::{BackendError, StatePart, StateShape};
+use crate::{BackendError, SavedState, StatePart, StateShape};
 
 pub(super) enum State {
     Gdn(GdnState),
@@ -30,6 +30,8 @@ pub(super) struct QsaState {
     pub(super) open_keys: Vec<f32>,
     /// `[blocks][dim]`.
     pub(super) block_keys: Vec<f32>,
+    /// Width of an indexer's key, and tokens of a block.
+    index: (usize, usize),
 }
 
 impl State {
@@ -51,6 +53,7 @@ impl State {
                     cache: cache.ok_or(BackendError::OutOfMemory { what: CACHE, bytes })?,
                     open_keys: reserved(block_tokens.min(context_tokens), dim)?,
                     block_keys: reserved(context_tokens / block_tokens, dim)?,
+                    index: (dim, block_tokens),
                 })
             }
         })
@@ -67,6 +70,32 @@ impl State {
                 s.cache.clear();
                 s.open_keys.clear();
                 s.block_keys.clear();
+            }
+        }
+    }
+
+    pub(super) fn save(&self, saved: &mut SavedState) -> Result<(), BackendError> {
+        match self {
+            Self::Gdn(s) => saved.fill(0, [s.matrix.values(), &s.history.rows]),
+            Self::Ple(history) => saved.fill(0, [&history.rows, &[]]),
+            Self::Qsa(s) => saved.fill(s.cache.tokens(), [&s.open_keys, &[]]),
+        }
+    }
+
+    pub(super) fn restore(&mut self, saved: &SavedState) {
+        match self {
+            Self::Gdn(s) => {
+                let (matrix, history) = saved.values.split_at(s.matrix.values().len());
+                s.matrix.set(matrix);
+                s.history.rows.copy_from_slice(history);
+            }
+            Self::Ple(history) => history.rows.copy_from_slice(&saved.values),
+            Self::Qsa(s) => {
+                let (dim, block_tokens) = s.index;
+                s.cache.truncate(saved.tokens);
+                s.block_keys.truncate(saved.tokens / block_tokens * dim);
+                s.open_keys.clear();
+                s.open_keys.extend_from_slice(&saved.values);
             }
         }
     }

@@ -1,6 +1,7 @@
 //! qwen4exp (Qwen3.8-Flash-Next): hyper-connections, Gated DeltaNet and sparse attention, mixtures of many small
 //! experts, hashed n-gram embeddings. One file per part; `forward` has the order of operations.
 
+mod checkpoint;
 mod config;
 mod flops;
 mod forward;
@@ -26,11 +27,13 @@ use strata_store::{
     Area, ExpertStore, LayerRecords, Lookahead, Records, RowCounts, StoreError, StreamingOptions, StreamingStore, Usage,
 };
 
+pub use checkpoint::Checkpoint;
 pub use config::{AttentionConfig, Config, GdnConfig, MixerKind, MoeConfig, PleConfig};
 pub use flops::Flops;
 pub use forward::{LayerView, Moment, Observer, Rows, Unobserved};
 pub use memory::memory_shape;
 
+use self::checkpoint::Lineage;
 use self::head::Head;
 use self::moe::Moe;
 use self::ple::PleModule;
@@ -162,6 +165,8 @@ pub struct Sequence {
     ple_state: Option<StateId>,
     /// A pass began and did not end: the states are of no one position.
     is_torn: bool,
+    /// Which checkpoints it can go back to.
+    lineage: Lineage,
 }
 
 impl Sequence {
@@ -173,6 +178,11 @@ impl Sequence {
     /// The last tokens, as many as the n-gram hash looks back.
     pub fn window(&self) -> &[u32] {
         &self.window
+    }
+
+    /// Those of the layers, then that of the n-gram module.
+    fn all_states(&self) -> impl Iterator<Item = StateId> {
+        self.states.iter().chain(&self.ple_state).copied()
     }
 }
 
@@ -337,8 +347,14 @@ impl Model {
     /// # Errors
     /// When memory does not suffice.
     pub fn new_sequence(&mut self) -> Result<Sequence, ModelError> {
-        let mut sequence =
-            Sequence { tokens: 0, window: Vec::new(), states: Vec::new(), ple_state: None, is_torn: false };
+        let mut sequence = Sequence {
+            tokens: 0,
+            window: Vec::new(),
+            states: Vec::new(),
+            ple_state: None,
+            is_torn: false,
+            lineage: Lineage::new(),
+        };
         let shapes = self.config.mixers.iter().map(|mixer| match *mixer {
             MixerKind::Gdn => gdn::state_shape(&self.config),
             MixerKind::Qsa { block_tokens } => qsa::state_shape(&self.config, block_tokens, self.context_tokens),
@@ -359,16 +375,17 @@ impl Model {
 
     /// Makes a sequence empty again.
     pub fn reset(&mut self, sequence: &mut Sequence) {
-        sequence.states.iter().chain(&sequence.ple_state).for_each(|state| self.backend.reset_state(*state));
+        sequence.all_states().for_each(|state| self.backend.reset_state(state));
         sequence.window.clear();
         sequence.tokens = 0;
         sequence.is_torn = false;
+        sequence.lineage.cut(0);
     }
 
     /// Gives a sequence's memory back.
     #[allow(clippy::needless_pass_by_value)] // the sequence is gone afterwards
     pub fn free(&mut self, sequence: Sequence) {
-        sequence.states.iter().chain(&sequence.ple_state).for_each(|state| self.backend.free_state(*state));
+        sequence.all_states().for_each(|state| self.backend.free_state(state));
     }
 
     /// Looks at a part of a layer's state; empty when the layer has no such part.
