@@ -66,7 +66,9 @@ pub enum ModelError {
     #[error(transparent)]
     Backend(#[from] BackendError),
     /// An earlier pass of this sequence was stopped half-way.
-    #[error("this sequence was stopped in the middle of a pass and must be reset, or go back to a checkpoint, before it goes on")]
+    #[error(
+        "this sequence was stopped in the middle of a pass and must be reset, or go back to a checkpoint, before it goes on"
+    )]
     Interrupted,
     /// A checkpoint that the sequence cannot go back to.
     #[error(

@@ -11,6 +11,8 @@ pub(super) enum State {
     Gdn(GdnState),
     Qsa(QsaState),
     Ple(History),
+    /// Streams of the last token.
+    Residual(Vec<f32>),
 }
 
 pub(super) struct GdnState {
@@ -31,7 +33,7 @@ pub(super) struct QsaState {
     /// `[blocks][dim]`.
     pub(super) block_keys: Vec<f32>,
     /// Width of an indexer's key, and tokens of a block.
-    index: (usize, usize),
+    pub(super) index: (usize, usize),
 }
 
 impl State {
@@ -45,6 +47,7 @@ impl State {
                 history: History::new(history_rows, channels)?,
             }),
             StateShape::Ple { channels, history_rows } => Self::Ple(History::new(history_rows, channels)?),
+            StateShape::Residual { width } => Self::Residual(zeroed(width, "residual")?),
             StateShape::Qsa { context_tokens, kv_heads, head_dim, indexer } => {
                 let (dim, block_tokens) = indexer.unwrap_or((0, 1));
                 let cache = KvCache::new(arithmetic, kv_heads, head_dim, context_tokens);
@@ -66,6 +69,7 @@ impl State {
                 s.history.rows.fill(0.0);
             }
             Self::Ple(history) => history.rows.fill(0.0),
+            Self::Residual(streams) => streams.fill(0.0),
             Self::Qsa(s) => {
                 s.cache.clear();
                 s.open_keys.clear();
@@ -78,6 +82,7 @@ impl State {
         match self {
             Self::Gdn(s) => saved.fill(0, [s.matrix.values(), &s.history.rows]),
             Self::Ple(history) => saved.fill(0, [&history.rows, &[]]),
+            Self::Residual(streams) => saved.fill(0, [streams, &[]]),
             Self::Qsa(s) => saved.fill(s.cache.tokens(), [&s.open_keys, &[]]),
         }
     }
@@ -87,9 +92,10 @@ impl State {
             Self::Gdn(s) => {
                 let (matrix, history) = saved.values.split_at(s.matrix.values().len());
                 s.matrix.set(matrix);
-                s.history.rows.copy_from_slice(history);
+                s.history.restore(history);
             }
-            Self::Ple(history) => history.rows.copy_from_slice(&saved.values),
+            Self::Ple(history) => history.restore(&saved.values),
+            Self::Residual(streams) => streams.copy_from_slice(&saved.values),
             Self::Qsa(s) => {
                 let (dim, block_tokens) = s.index;
                 s.cache.truncate(saved.tokens);
@@ -157,6 +163,11 @@ impl History {
             Some(row) => &new[row * self.width..][..self.width],
             None => &self.rows[(self.len() + at - back) * self.width..][..self.width],
         }
+    }
+
+    /// Back to the rows that it had.
+    pub(super) fn restore(&mut self, rows: &[f32]) {
+        self.rows.copy_from_slice(rows);
     }
 
     /// Forgets the oldest rows in favour of `new`.

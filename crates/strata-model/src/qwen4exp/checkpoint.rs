@@ -5,6 +5,9 @@
 //! open block, the tokens that the n-gram hash looks back at; 118 MB of the published model.
 //! Promises: what follows a return is the same bytes as if the sequence had never left; a checkpoint whose rows are gone is
 //! refused. Refuses: to bring rows back. Who returns to a checkpoint loses all later ones.
+//!
+//! After [`Model::checkpoint_window`] the next few rows are remembered as well, so that a sequence can go back to any of
+//! them without computing again what lies between: drafts that were wrong are taken back this way.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -18,7 +21,7 @@ use crate::ModelError;
 pub struct Checkpoint {
     tokens: usize,
     window: Vec<u32>,
-    /// Those of the layers, then that of the n-gram module.
+    /// Copies of all states.
     states: Vec<SavedState>,
     /// The branch of the last token; `None`: the copy is not complete.
     branch: Option<u64>,
@@ -78,6 +81,14 @@ impl Sequence {
     pub fn can_restore(&self, checkpoint: &Checkpoint) -> bool {
         checkpoint.branch == Some(self.lineage.branch(checkpoint.tokens))
     }
+
+    /// Its states are those after `tokens` tokens; what came later is forgotten.
+    pub(super) fn go_back(&mut self, tokens: usize) {
+        self.tokens = tokens;
+        self.is_torn = false;
+        self.remembered = None;
+        self.lineage.cut(tokens);
+    }
 }
 
 impl Model {
@@ -110,6 +121,52 @@ impl Model {
         Ok(())
     }
 
+    /// [`checkpoint_into`](Self::checkpoint_into), and remembers the next `rows` tokens for
+    /// [`restore_window`](Self::restore_window): 0.6 MB each of the published model.
+    ///
+    /// # Errors
+    /// As [`checkpoint`](Self::checkpoint).
+    pub fn checkpoint_window(
+        &mut self,
+        sequence: &mut Sequence,
+        checkpoint: &mut Checkpoint,
+        rows: usize,
+    ) -> Result<(), ModelError> {
+        self.checkpoint_into(sequence, checkpoint)?;
+        for state in sequence.all_states() {
+            self.backend.remember_rows(state, rows);
+        }
+        sequence.remembered = Some((sequence.tokens, rows));
+        Ok(())
+    }
+
+    /// Brings a sequence back to the first of the tokens that it took after
+    /// [`checkpoint_window`](Self::checkpoint_window): `kept` of them stay.
+    ///
+    /// # Errors
+    /// When it [cannot](Sequence::can_restore) go back so far, or does not remember these tokens: it was stopped in the
+    /// middle of a pass, went back before, or was empty.
+    pub fn restore_window(
+        &mut self,
+        sequence: &mut Sequence,
+        checkpoint: &Checkpoint,
+        kept: &[u32],
+    ) -> Result<(), ModelError> {
+        let tokens = checkpoint.tokens + kept.len();
+        let remembers = |(first, rows)| first == checkpoint.tokens && first > 0 && kept.len() <= rows;
+        let is_there = sequence.tokens >= tokens && !sequence.is_torn && sequence.can_restore(checkpoint);
+        if !is_there || !sequence.remembered.is_some_and(remembers) {
+            return Err(ModelError::StaleCheckpoint { tokens });
+        }
+        for (state, saved) in sequence.all_states().zip(&checkpoint.states) {
+            self.backend.replay_state(state, saved, kept.len());
+        }
+        sequence.window.clone_from(&checkpoint.window);
+        self.look_back(sequence, kept);
+        sequence.go_back(tokens);
+        Ok(())
+    }
+
     /// Brings a sequence back to where it was, also one that was stopped in the middle of a pass. Its later checkpoints are
     /// lost; this one can be returned to again.
     ///
@@ -122,10 +179,8 @@ impl Model {
         for (state, saved) in sequence.all_states().zip(&checkpoint.states) {
             self.backend.restore_state(state, saved);
         }
-        sequence.tokens = checkpoint.tokens;
         sequence.window.clone_from(&checkpoint.window);
-        sequence.is_torn = false;
-        sequence.lineage.cut(checkpoint.tokens);
+        sequence.go_back(checkpoint.tokens);
         Ok(())
     }
 }
