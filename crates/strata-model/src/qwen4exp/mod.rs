@@ -29,7 +29,7 @@ use strata_store::{
 pub use config::{AttentionConfig, Config, GdnConfig, MixerKind, MoeConfig, PleConfig};
 pub use flops::Flops;
 pub use forward::{LayerView, Moment, Observer, Rows, Unobserved};
-pub use memory::memory_shape;
+pub use memory::{memory_shape, token_bytes};
 
 use self::head::Head;
 use self::moe::Moe;
