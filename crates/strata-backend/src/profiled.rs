@@ -12,8 +12,8 @@ use strata_store::timeline::{Lane, Timeline};
 use strata_store::{Area, Slot};
 
 use crate::{
-    Backend, BackendError, Choice, ExpertShape, Field, GroupEntry, HyperRead, MatrixData, MatrixId, Mixer, PassId,
-    PassShape, Ple, Routes, SharedExpert, StateId, StatePart, StateShape, Ticket, VectorId,
+    Backend, BackendError, Choice, ExpertShape, Field, GroupEntry, HyperRead, KvType, MatrixData, MatrixId, Mixer,
+    PassId, PassShape, Ple, Routes, SharedExpert, StateId, StatePart, StateShape, Ticket, VectorId,
 };
 
 /// What time is spent on.
@@ -221,6 +221,10 @@ impl Backend for ProfiledBackend {
 
     fn new_pass(&mut self, shape: &PassShape) -> Result<PassId, BackendError> {
         self.inner.new_pass(shape)
+    }
+
+    fn default_kv(&self) -> KvType {
+        self.inner.default_kv()
     }
 
     fn new_state(&mut self, shape: &StateShape) -> Result<StateId, BackendError> {

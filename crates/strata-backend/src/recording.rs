@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use strata_store::{Area, ExpertId, Slot};
 
 use crate::{
-    Backend, BackendError, Choice, ExpertShape, Field, GroupEntry, HyperRead, MatrixData, MatrixId, Mixer, PassId,
-    PassShape, Ple, Routes, SharedExpert, StateId, StatePart, StateShape, Ticket, VectorId,
+    Backend, BackendError, Choice, ExpertShape, Field, GroupEntry, HyperRead, KvType, MatrixData, MatrixId, Mixer,
+    PassId, PassShape, Ple, Routes, SharedExpert, StateId, StatePart, StateShape, Ticket, VectorId,
 };
 
 /// One call, with the rows it was for.
@@ -121,6 +121,10 @@ impl Backend for RecordingBackend {
     fn new_pass(&mut self, shape: &PassShape) -> Result<PassId, BackendError> {
         self.passes.push(shape.clone());
         Ok(PassId(self.passes.len() as u32 - 1))
+    }
+
+    fn default_kv(&self) -> KvType {
+        KvType::Float32
     }
 
     fn new_state(&mut self, _shape: &StateShape) -> Result<StateId, BackendError> {

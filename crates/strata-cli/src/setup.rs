@@ -6,12 +6,14 @@ use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 use strata_engine::{
-    Engine, EngineOptions, GdnForm, Isa, Limit, Lock, Lookahead, ModelOptions, Plan, RowsWhen, SamplerParams, Streaming,
+    Engine, EngineOptions, GdnForm, Isa, KvType, Limit, Lock, Lookahead, ModelOptions, Plan, RowsWhen, SamplerParams,
+    Streaming,
 };
 
 use crate::error::CliError;
 use crate::flags::{
-    EngineFlags, GdnFlag, IsaFlag, LockFlag, LookaheadFlag, PleFlag, SamplingFlags, StreamingFlags, gib, thread_count,
+    EngineFlags, GdnFlag, IsaFlag, KvFlag, LockFlag, LookaheadFlag, PleFlag, SamplingFlags, StreamingFlags, gib,
+    thread_count,
 };
 use crate::{interrupt, note};
 
@@ -59,6 +61,7 @@ pub(crate) fn engine_options(flags: &EngineFlags) -> EngineOptions {
         pass_tokens: flags.pass,
         model: ModelOptions {
             context_tokens: flags.context,
+            kv: flags.streaming.kv.map(kv),
             strip_rows: flags.strip,
             gdn_form: gdn_form(flags.gdn),
             block_tokens: flags.qsa_block,
@@ -81,6 +84,14 @@ fn streaming(flags: &StreamingFlags) -> Streaming {
             LockFlag::Off => Lock::Off,
         },
         ..Streaming::default()
+    }
+}
+
+fn kv(flag: KvFlag) -> KvType {
+    match flag {
+        KvFlag::F32 => KvType::Float32,
+        KvFlag::Bf16 => KvType::Bfloat16,
+        KvFlag::Q8_0 => KvType::Q8_0,
     }
 }
 
@@ -118,6 +129,7 @@ pub(crate) fn set_option(options: &mut EngineOptions, key: &str, value: &str) ->
         "threads" => options.threads = thread_count(value).ok()?,
         "isa" => options.isa = isa(IsaFlag::from_str(value, false).ok()?),
         "precise" => options.is_precise = value.parse().ok()?,
+        "kv" => options.model.kv = Some(kv(KvFlag::from_str(value, false).ok()?)),
         "context" => options.model.context_tokens = Some(positive()?),
         "pass" => options.pass_tokens = Some(positive()?),
         "strip" => options.model.strip_rows = positive()?,

@@ -1,6 +1,6 @@
 //! What a model takes of memory, from its numbers and the table of its tensors: nothing is loaded.
 
-use strata_backend::{Arithmetic, CpuBackend, PassShape};
+use strata_backend::{CpuBackend, KvType, PassShape};
 use strata_gguf::{Gguf, Tensor};
 use strata_store::plan::ModelShape;
 
@@ -14,22 +14,19 @@ const F32: u64 = size_of::<f32>() as u64;
 const PANEL_BYTES: u64 = 32 * (4 + 2);
 /// Rows that tiles are padded to.
 const TILE_ROWS: u64 = 16;
-/// Scores that a thread keeps of each token that a row attends to, and the token.
-const ATTENDED_BYTES: u64 = 64;
 /// A context of this many tokens is a whole number of blocks and cache lines.
 const MEASURED_TOKENS: usize = 1 << 20;
 
-/// The numbers that a memory plan of a file's model needs, for strips of `strip_rows`.
+/// The numbers that a memory plan of a file's model needs, for strips of `strip_rows` and keys and values kept in `kv`.
 ///
 /// # Errors
 /// When the file is no such model.
-pub fn memory_shape(gguf: &Gguf, config: &Config, strip_rows: usize) -> Result<ModelShape, ModelError> {
+pub fn memory_shape(gguf: &Gguf, config: &Config, strip_rows: usize, kv: KvType) -> Result<ModelShape, ModelError> {
     let mut part_bytes = Vec::with_capacity(config.layers);
     for layer in 0..config.layers {
         part_bytes.push(moe::routed(gguf, config, layer)?.map(|(_, range)| range.len_bytes));
     }
-    let float32 = sequence(config, Arithmetic::Float32);
-    let bfloat16 = sequence(config, Arithmetic::Bfloat16);
+    let sequence = sequence(config, kv);
     let table = match &config.ple {
         Some(_) => Some(weights::tensor(gguf, "per_layer_token_embd.weight")?),
         None => None,
@@ -52,25 +49,24 @@ pub fn memory_shape(gguf: &Gguf, config: &Config, strip_rows: usize) -> Result<M
     let budget_tokens = (config.attention.indexer_tokens + most_block_tokens(config)) as u64;
     let attention = &config.attention;
     let thread_values = 8 * (attention.heads * attention.head_dim) as u64;
+    // Of each token that a row attends to, itself and its weight in every head; keys or values of some, decoded.
+    let shared_heads = (attention.heads / attention.kv_heads.max(1)) as u64;
+    let attended_values = budget_tokens * (1 + shared_heads) + 128 * attention.head_dim as u64;
     Ok(ModelShape {
         dense_bytes: dense_bytes(gguf, config),
         experts: moe.experts as u64,
         top_k: moe.top_k as u64,
         part_bytes,
-        // The bfloat16 cache is padded to whole groups of four tokens.
-        state_bytes: float32
-            .fixed_bytes
-            .max(bfloat16.fixed_bytes)
-            .saturating_add(bfloat16.token_bytes.saturating_mul(3)),
-        float32_cache_bytes: float32.token_bytes,
-        bfloat16_cache_bytes: bfloat16.token_bytes,
+        // A cache may be padded to whole groups of four tokens.
+        state_bytes: sequence.fixed_bytes.saturating_add(sequence.token_bytes.saturating_mul(3)),
+        cache_token_bytes: sequence.token_bytes,
         // Scores of sixteen rows for each block.
         context_token_bytes: (16 * F32).div_ceil(most_block_tokens(config).max(1) as u64),
         strip_bytes: strip_bytes(gguf, config, strip_rows as u64)?,
         thread_bytes: PANEL_BYTES * (config.streams * hidden) as u64
             + TILE_ROWS * room_token_bytes
             + F32 * thread_values
-            + ATTENDED_BYTES * budget_tokens,
+            + F32 * attended_values,
         pass_token_bytes,
         room_token_bytes,
         ple_rows,
@@ -96,16 +92,16 @@ struct SequenceBytes {
     token_bytes: u64,
 }
 
-fn sequence(config: &Config, arithmetic: Arithmetic) -> SequenceBytes {
+fn sequence(config: &Config, kv: KvType) -> SequenceBytes {
     let total = |context_tokens: usize| -> u64 {
         let layers = config.mixers.iter().map(|mixer| match *mixer {
             MixerKind::Gdn => gdn::state_shape(config),
-            MixerKind::Qsa { block_tokens } => qsa::state_shape(config, block_tokens, context_tokens),
+            MixerKind::Qsa { block_tokens } => qsa::state_shape(config, block_tokens, context_tokens, kv),
         });
         let ple = config.ple.as_ref().map(|ple| ple::state_shape(config, ple));
         let shapes = layers.chain(ple);
         // What a file claims may be absurd.
-        shapes.fold(0, |sum: u64, shape| sum.saturating_add(CpuBackend::state_bytes(&shape, arithmetic)))
+        shapes.fold(0, |sum: u64, shape| sum.saturating_add(CpuBackend::state_bytes(&shape)))
     };
     let (once, twice) = (total(MEASURED_TOKENS), total(2 * MEASURED_TOKENS));
     let token_bytes = (twice - once).div_ceil(MEASURED_TOKENS as u64);

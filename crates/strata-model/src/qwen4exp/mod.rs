@@ -18,7 +18,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use strata_backend::{Backend, BackendError, GdnForm, HyperRead, Mixer, PassId, PassShape, StateId, StatePart};
+use strata_backend::{Backend, BackendError, GdnForm, HyperRead, KvType, Mixer, PassId, PassShape, StateId, StatePart};
 use strata_gguf::Gguf;
 use strata_store::reads::{self, Port, ReadQueue, ReaderKind};
 use strata_store::timeline::Timeline;
@@ -43,6 +43,8 @@ use crate::ModelError;
 pub struct Options {
     /// Tokens a sequence may have; `None`: the smaller of the model's own and 32,768.
     pub context_tokens: Option<usize>,
+    /// What keys and values of attention are kept in; `None`: what the backend's products use.
+    pub kv: Option<KvType>,
     /// Tokens of a prompt that go through the layers together.
     pub pass_tokens: usize,
     /// Rows of a pass that one operation handles.
@@ -108,6 +110,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             context_tokens: None,
+            kv: None,
             pass_tokens: 1024,
             strip_rows: 256,
             gdn_form: GdnForm::Recurrent,
@@ -339,9 +342,10 @@ impl Model {
     pub fn new_sequence(&mut self) -> Result<Sequence, ModelError> {
         let mut sequence =
             Sequence { tokens: 0, window: Vec::new(), states: Vec::new(), ple_state: None, is_torn: false };
+        let kv = self.options.kv.unwrap_or_else(|| self.backend.default_kv());
         let shapes = self.config.mixers.iter().map(|mixer| match *mixer {
             MixerKind::Gdn => gdn::state_shape(&self.config),
-            MixerKind::Qsa { block_tokens } => qsa::state_shape(&self.config, block_tokens, self.context_tokens),
+            MixerKind::Qsa { block_tokens } => qsa::state_shape(&self.config, block_tokens, self.context_tokens, kv),
         });
         let ple = self.ple.as_ref().map(|ple| ple::state_shape(&self.config, &ple.config));
         for (at, shape) in shapes.chain(ple).enumerate() {
