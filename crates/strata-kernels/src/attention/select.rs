@@ -47,8 +47,15 @@ pub struct Selected<'a> {
 
 /// Rows whose scores are found together: a key is read once for all of them.
 const SCORED_ROWS: usize = 16;
-/// Keys that one task finds the scores of.
+/// Keys, and heads of queries, whose products are found together.
+const TILE: usize = 4;
+/// Keys that one task finds the scores of, at least: those of several rows at once are few, or its scores would not stay
+/// near.
 const TASK_KEYS: usize = 64;
+/// Scores that one task finds at most.
+const TASK_SCORES: usize = SCORED_ROWS * TASK_KEYS;
+/// Tasks for each thread, at least, where there are scores enough.
+const TASKS_A_THREAD: usize = 4;
 /// Keys that are asked for before their turn: they mostly come from memory, and a single row is soon done with them.
 const AHEAD: usize = 16;
 
@@ -82,13 +89,16 @@ impl Selections {
             let scores_len = group.len() * blocks;
             self.scores.resize(self.scores.len().max(scores_len), 0.0);
             let scores = DisjointMut::new(&mut self.scores[..scores_len]);
+            // Keys that follow each other are soon at hand: stretches are as long as threads without work allow.
+            let task_keys = blocks / (TASKS_A_THREAD * cpu.threads());
+            let task_keys = task_keys.clamp(TASK_KEYS, TASK_SCORES / group.len()) / TILE * TILE;
             cpu.pool.run(
-                blocks.div_ceil(TASK_KEYS),
+                blocks.div_ceil(task_keys),
                 false,
                 || (),
                 |(), task| {
-                    let keys = task * TASK_KEYS..blocks.min((task + 1) * TASK_KEYS);
-                    let mut part = [0.0; SCORED_ROWS * TASK_KEYS];
+                    let keys = task * task_keys..blocks.min((task + 1) * task_keys);
+                    let mut part = [0.0; TASK_SCORES];
                     let part = &mut part[..group.len() * keys.len()];
                     block_scores(cpu.isa(), queries, &block_keys[keys.start * dim..keys.end * dim], width, dim, part);
                     for (row, part) in part.chunks_exact(keys.len()).enumerate() {
@@ -180,7 +190,6 @@ fn block_scores_body<V: Lanes, const FUSED: bool>(
     dim: usize,
     scores: &mut [f32],
 ) {
-    const TILE: usize = 4;
     let (rows, blocks) = (queries.len() / width, block_keys.len() / dim);
     let whole = width.is_multiple_of(dim) && queries.len() == rows * width && block_keys.len() == blocks * dim;
     assert!(whole && scores.len() == rows * blocks, "block scores: shapes differ");
@@ -255,14 +264,18 @@ fn best_blocks_body<V: Lanes, const FUSED: bool>(scores: &[f32], out: &mut [u32]
     let budget = out.len();
     assert!(budget <= scores.len(), "{budget} best of {} blocks", scores.len());
     // The bits of numbers that are not negative are in the order of the numbers: halve their range until `low` is the
-    // largest score that `budget` blocks reach.
+    // largest score that `budget` blocks reach, or one that just so many do.
     let (mut low, mut high) = (0, f32::INFINITY.to_bits() as i32 + 1);
     while high - low > 1 {
         let middle = low + (high - low) / 2;
-        if reaching(scores, middle) >= budget {
+        let count = reaching(scores, middle);
+        if count >= budget {
             low = middle;
         } else {
             high = middle;
+        }
+        if count == budget {
+            break;
         }
     }
     let mut equals = if budget == 0 { 0 } else { budget - reaching(scores, low + 1) };
