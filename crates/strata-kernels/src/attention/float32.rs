@@ -5,7 +5,7 @@
 use std::cell::RefCell;
 use std::ptr::null;
 
-use super::cache::{GRAIN_TOKENS, Part, Store};
+use super::cache::{Part, Store};
 use super::{KvCache, Queries, Selections};
 use crate::Cpu;
 use crate::math::exp;
@@ -77,15 +77,11 @@ impl Head<'_> {
         let (heads, dim) = (self.cache.heads(), self.cache.dim());
         match &self.cache.store {
             Store::Rows { .. } => _ = self.find(part, tokens, out),
-            Store::Grains { keys, values } => {
-                let stored = if matches!(part, Part::Keys) { keys } else { values };
+            Store::Grains(stored) => {
                 let grains = self.cache.grains();
-                let lines = grains.lines();
                 for i in 0..tokens.len() {
-                    let token = tokens[i] as usize;
-                    let grain = &stored[(token / GRAIN_TOKENS * heads + self.head) * lines..][..lines];
                     let row = &mut decoded[i * dim..][..dim];
-                    grains.read(part, grain, token % GRAIN_TOKENS, row);
+                    grains.read_token(part, stored, heads, (tokens[i] as usize, self.head), row);
                     out[i] = row.as_ptr();
                 }
             }
