@@ -177,7 +177,7 @@ fn attend_rows<const Q8: bool>(
             }
             let sums = sums.as_mut_ptr().cast::<f32>().add(row * count * width);
             let weights = weights.as_ptr().cast();
-            add_values::<Q8>(weights, factors, head.grains, &located, &tile, decoded, sums);
+            add_values::<Q8>(weights, factors, head.grains, &located, &tile, coming, decoded, sums);
         }
     }
 }
@@ -249,7 +249,7 @@ unsafe fn round_query(query: &[f32], out: *mut u16) {
 }
 
 /// Products of `heads` queries with the keys of a tile, `[heads][TILE_TOKENS]`, written up to the last grain's quad. Asks
-/// for the keys and values of the tile that comes next: by then they are in the second cache.
+/// for the keys of the tile that comes next: by then they are in the second cache.
 ///
 /// # Safety
 /// `query` must be readable for `[heads][width]`, keys for their lines, and `decoded` and `out` writable for four grains
@@ -268,8 +268,6 @@ unsafe fn score_tile<const Q8: bool>(
     out: *mut Floats,
 ) {
     let width = grains.width();
-    let coming_lines = if coming.is_some() { 2 * grains.lines() } else { 0 };
-    let coming = coming.unwrap_or(keys);
     for quad in 0..tile_grains.div_ceil(4) {
         let mut near = keys[quad];
         if Q8 {
@@ -283,11 +281,22 @@ unsafe fn score_tile<const Q8: bool>(
             // SAFETY: head `h` and those after it are within `heads`; the rest is the caller's promise.
             unsafe {
                 let (query, out) = (query.add(h * width), out.add(h * (TILE_TOKENS / LANES) + quad));
-                let coming_lines = if h == 0 { coming_lines } else { 0 };
-                for_heads!(heads - h, score_quad, (query, width, near, coming[quad], coming_lines, out));
+                let coming = part_of(coming, quad, h, heads);
+                for_heads!(heads - h, score_quad, (query, width, near, coming, grains.lines(), out));
             }
             h += HEADS;
         }
+    }
+}
+
+/// The grains of a quad of the next tile that are asked for while the heads from `h` on are computed: what is asked for is
+/// spread over the heads, so that memory is never asked for more than it is soon to give.
+#[inline]
+fn part_of(coming: Option<&Quads>, quad: usize, h: usize, heads: usize) -> &[*const Line] {
+    match coming {
+        Some(coming) if heads <= HEADS => &coming[quad],
+        Some(coming) if h < 2 * HEADS => &coming[quad][h / HEADS * 2..][..2],
+        _ => &[],
     }
 }
 
@@ -301,7 +310,7 @@ unsafe fn score_quad<const H: usize>(
     query: *const u16,
     width: usize,
     keys: [*const Line; 4],
-    coming: [*const Line; 4],
+    coming: &[*const Line],
     coming_lines: usize,
     out: *mut Floats,
 ) {
@@ -313,10 +322,9 @@ unsafe fn score_quad<const H: usize>(
             for g in 0..4 {
                 key[g] = _mm512_load_si512(keys[g].add(line).cast());
             }
-            if 2 * line < coming_lines {
-                for g in 0..4 {
-                    prefetch(coming[g].wrapping_add(2 * line));
-                    prefetch(coming[g].wrapping_add(2 * line + 1));
+            if line < coming_lines {
+                for grain in coming {
+                    prefetch(grain.wrapping_add(line));
                 }
             }
             for h in 0..H {
@@ -400,23 +408,27 @@ impl Softmax {
     }
 }
 
-/// `sums = sums * factor + weights * values` for all heads: `weights` is `[heads][TILE_PAIRS]`, `sums` `[heads][width]`.
+/// `sums = sums * factor + weights * values` for all heads: `weights` is `[heads][TILE_PAIRS]`, `sums` `[heads][width]`. Asks
+/// for the values of the tile that comes next.
 ///
 /// # Safety
 /// Values must be readable for their lines, `weights` and `sums` for the heads that `factors` has, `sums` writable, and
 /// `decoded` for [`VALUE_LINES`] of both pairs of all grains.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,f16c")]
+#[allow(clippy::too_many_arguments)] // one step of the caller's loop
 unsafe fn add_values<const Q8: bool>(
     weights: *const i32,
     factors: &[f32],
     grains: Grains,
     values: &Quads,
     tile: &Tile,
+    coming: Option<&Quads>,
     decoded: *mut Line,
     sums: *mut f32,
 ) {
     let width = grains.width();
+    let heads = factors.len();
     let is_whole = tile.mask == u64::MAX >> (64 - GRAIN_TOKENS * tile.len);
     for line in (0..width / LANES).step_by(VALUE_LINES) {
         let mut near = [null(); TILE_GRAINS];
@@ -439,10 +451,13 @@ unsafe fn add_values<const Q8: bool>(
             unsafe {
                 let (weights, sums) = (weights.add(h * TILE_PAIRS), sums.add(h * width + line * LANES));
                 let (left, mask) = (factors.len(), tile.mask);
+                // A tile has as many groups of lines as quads, if heads are 256 wide.
+                let coming = part_of(coming, line / VALUE_LINES % coming.map_or(1, |quads| quads.len()), h, heads);
+                let coming = (coming, grains.lines());
                 if is_whole {
-                    for_heads!(left, add_lines, true, (weights, factors, width, near, pair_lines, mask, sums));
+                    for_heads!(left, add_lines, true, (weights, factors, width, near, pair_lines, coming, mask, sums));
                 } else {
-                    for_heads!(left, add_lines, false, (weights, factors, width, near, pair_lines, mask, sums));
+                    for_heads!(left, add_lines, false, (weights, factors, width, near, pair_lines, coming, mask, sums));
                 }
             }
             h += HEADS;
@@ -456,12 +471,14 @@ unsafe fn add_values<const Q8: bool>(
 /// As for [`add_values`].
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+#[allow(clippy::too_many_arguments)] // one step of the caller's loop
 unsafe fn add_lines<const H: usize, const WHOLE: bool>(
     weights: *const i32,
     factors: &[f32],
     width: usize,
     values: &[*const Line],
     pair_lines: usize,
+    (coming, coming_lines): (&[*const Line], usize),
     mask: u64,
     sums: *mut f32,
 ) {
@@ -477,6 +494,11 @@ unsafe fn add_lines<const H: usize, const WHOLE: bool>(
         for (g, grain) in values.iter().enumerate() {
             for pair in 2 * g..2 * g + 2 {
                 let at = grain.add(pair % 2 * pair_lines);
+                if pair < coming_lines {
+                    for grain in coming {
+                        prefetch(grain.wrapping_add(coming_lines + pair));
+                    }
+                }
                 let mut value = [_mm512_setzero_si512(); 4];
                 for i in 0..4 {
                     value[i] = _mm512_load_si512(at.add(i).cast());

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::Cpu;
 use crate::pool::DisjointMut;
-use crate::vector::{Lanes, dispatch, dots};
+use crate::vector::{LANES, Lanes, dispatch, dots, prefetch};
 
 /// What blocks are chosen by.
 pub struct Index<'a> {
@@ -47,9 +47,10 @@ pub struct Selected<'a> {
 
 /// Rows whose scores are found together: a key is read once for all of them.
 const SCORED_ROWS: usize = 16;
-/// Keys whose products are found together. With two, memory is read in an order that the processor foresees; with four,
-/// it took twice as long.
+/// Keys whose products are found together.
 const KEYS: usize = 2;
+/// Keys that are asked for before their turn: they mostly come from memory, and a single row is soon done with them.
+const AHEAD: usize = 32;
 /// Heads of queries whose products are found together.
 const HEADS: usize = 4;
 /// Keys that one task finds the scores of, at least: those of several rows at once are few, or its scores would not stay
@@ -203,6 +204,11 @@ fn block_scores_body<V: Lanes, const FUSED: bool>(
         // SAFETY of the products below: every query and key is `dim` long, and the numbers of heads and blocks are those
         // of the slices; `dispatch` vouches for the instructions.
         while b + KEYS <= blocks {
+            if row == 0 {
+                for line in 0..KEYS * dim / LANES {
+                    prefetch(key.wrapping_add((b + AHEAD) * dim + line * LANES));
+                }
+            }
             let mut sums = [0.0; KEYS];
             let mut h = 0;
             while h + HEADS <= heads {
