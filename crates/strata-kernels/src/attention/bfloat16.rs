@@ -82,8 +82,7 @@ thread_local! {
 /// The keys and values of one key/value head.
 #[derive(Clone, Copy)]
 struct Head<'a> {
-    keys: &'a [Line],
-    values: &'a [Line],
+    stored: &'a [Line],
     /// The first line of this head in a grain, and lines from one grain to the next.
     first: usize,
     stride: usize,
@@ -91,7 +90,7 @@ struct Head<'a> {
 }
 
 pub(super) fn attend(cpu: &Cpu, cache: &KvCache, queries: &Queries<'_>, selections: &Selections, out: &mut [f32]) {
-    let Store::Grains { keys, values } = &cache.store else { unreachable!("float32 is attended to in float32") };
+    let Store::Grains(stored) = &cache.store else { unreachable!("float32 is attended to in float32") };
     let (kv_heads, dim, grains) = (cache.heads(), cache.dim(), cache.grains());
     let (rows, group) = (selections.rows(), queries.heads / kv_heads);
     let row_groups = rows.div_ceil(ROWS);
@@ -106,8 +105,8 @@ pub(super) fn attend(cpu: &Cpu, cache: &KvCache, queries: &Queries<'_>, selectio
         || (),
         |(), task| {
             let (kv_head, part, row_group) = (task / row_groups / parts, task / row_groups % parts, task % row_groups);
-            let lines = grains.lines();
-            let head = Head { keys, values, first: kv_head * lines, stride: kv_heads * lines, grains };
+            let lines = 2 * grains.lines();
+            let head = Head { stored, first: kv_head * lines, stride: kv_heads * lines, grains };
             let heads = kv_head * group + part * part_heads..kv_head * group + group.min((part + 1) * part_heads);
             let rows = row_group * ROWS..rows.min((row_group + 1) * ROWS);
             SCRATCH.with_borrow_mut(|scratch| {
@@ -160,30 +159,39 @@ fn attend_rows<const Q8: bool>(
     }
     let mut tiles: [Option<Tiles<'_>>; ROWS] =
         from_fn(|row| (row < rows.len()).then(|| Tiles::of(selections.row(rows.start + row).ranges())));
-    let mut is_left = true;
-    while is_left {
-        is_left = false;
-        for row in 0..rows.len() {
-            let Some(tile) = tiles[row].as_mut().and_then(Tiles::next) else { continue };
-            is_left = true;
-            // SAFETY: `locate` checks the grains; `prepare` made room for the rest, all of which this function owns.
-            unsafe {
-                let located = head.locate(&tile);
-                let query = rounded.add(row * count * width).cast_const();
-                score_tile::<Q8>(query, count, head.grains, &located, tile.len, decoded, scores.as_mut_ptr());
-                let scale = 1.0 / (dim as f32).sqrt();
-                for h in 0..count {
-                    let scores = &mut scores[h * (TILE_TOKENS / LANES)..][..TILE_TOKENS / LANES];
-                    let scores = scores.try_into().expect("the scores of a tile");
-                    let weights = &mut weights[2 * h..][..2];
-                    factors[h] = softmax[row * count + h].add_tile(scores, scale, tile.mask, weights);
-                }
-                let sums = sums.as_mut_ptr().cast::<f32>().add(row * count * width);
-                let weights = weights.as_ptr().cast();
-                add_values::<Q8>(weights, factors, head.grains, &located[1], &tile, decoded, sums);
+    let mut turn = 0;
+    let mut coming = next_tile(&mut tiles, &mut turn).map(|(row, tile)| (row, head.locate(&tile), tile));
+    while let Some((row, located, tile)) = coming {
+        coming = next_tile(&mut tiles, &mut turn).map(|(row, tile)| (row, head.locate(&tile), tile));
+        let coming = coming.as_ref().map(|(_, located, _)| located);
+        // SAFETY: `locate` checks the grains; `prepare` made room for the rest, all of which this function owns.
+        unsafe {
+            let query = rounded.add(row * count * width).cast_const();
+            score_tile::<Q8>(query, count, head.grains, &located, tile.len, coming, decoded, scores.as_mut_ptr());
+            let scale = 1.0 / (dim as f32).sqrt();
+            for h in 0..count {
+                let scores = &mut scores[h * (TILE_TOKENS / LANES)..][..TILE_TOKENS / LANES];
+                let scores = scores.try_into().expect("the scores of a tile");
+                let weights = &mut weights[2 * h..][..2];
+                factors[h] = softmax[row * count + h].add_tile(scores, scale, tile.mask, weights);
             }
+            let sums = sums.as_mut_ptr().cast::<f32>().add(row * count * width);
+            let weights = weights.as_ptr().cast();
+            add_values::<Q8>(weights, factors, head.grains, &located, &tile, coming, decoded, sums);
         }
     }
+}
+
+/// The next tile of the next row that has one; rows take turns.
+fn next_tile(tiles: &mut [Option<Tiles<'_>>; ROWS], turn: &mut usize) -> Option<(usize, Tile)> {
+    for _ in 0..ROWS {
+        let row = *turn % ROWS;
+        *turn += 1;
+        if let Some(tile) = tiles[row].as_mut().and_then(Tiles::next) {
+            return Some((row, tile));
+        }
+    }
+    None
 }
 
 impl Scratch {
@@ -206,20 +214,17 @@ impl Scratch {
     }
 }
 
-/// Where the grains of a tile begin, by fours. Places that have no grain repeat the first.
+/// Where the grains of a tile begin, by fours: keys, then values. Places that have no grain repeat the first.
 type Quads = [[*const Line; 4]; TILE_GRAINS / 4];
 
 impl Head<'_> {
-    /// The keys and the values of a tile's grains.
-    fn locate(&self, tile: &Tile) -> [Quads; 2] {
-        let mut out = [[[null(); 4]; TILE_GRAINS / 4]; 2];
+    fn locate(&self, tile: &Tile) -> Quads {
+        let mut out = [[null(); 4]; TILE_GRAINS / 4];
         for i in 0..TILE_GRAINS {
             let grain = tile.grains[if i < tile.len { i } else { 0 }];
             let at = self.first + grain * self.stride;
-            let end = at + self.grains.lines();
-            assert!(end <= self.keys.len() && end <= self.values.len(), "attend: grain {grain} is not in the cache");
-            out[0][i / 4][i % 4] = self.keys[at..].as_ptr();
-            out[1][i / 4][i % 4] = self.values[at..].as_ptr();
+            assert!(at + 2 * self.grains.lines() <= self.stored.len(), "attend: grain {grain} is not in the cache");
+            out[i / 4][i % 4] = self.stored[at..].as_ptr();
         }
         out
     }
@@ -244,24 +249,25 @@ unsafe fn round_query(query: &[f32], out: *mut u16) {
 }
 
 /// Products of `heads` queries with the keys of a tile, `[heads][TILE_TOKENS]`, written up to the last grain's quad. Asks
-/// for what comes after: the values of the same grains, and the keys of the next.
+/// for the keys of the tile that comes next: by then they are in the second cache.
 ///
 /// # Safety
 /// `query` must be readable for `[heads][width]`, keys for their lines, and `decoded` and `out` writable for four grains
 /// and for all scores.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,f16c")]
+#[allow(clippy::too_many_arguments)] // one step of the caller's loop
 unsafe fn score_tile<const Q8: bool>(
     query: *const u16,
     heads: usize,
     grains: Grains,
-    [keys, values]: &[Quads; 2],
+    keys: &Quads,
     tile_grains: usize,
+    coming: Option<&Quads>,
     decoded: *mut Line,
     out: *mut Floats,
 ) {
     let width = grains.width();
-    let coming_lines = grains.lines();
     for quad in 0..tile_grains.div_ceil(4) {
         let mut near = keys[quad];
         if Q8 {
@@ -275,12 +281,22 @@ unsafe fn score_tile<const Q8: bool>(
             // SAFETY: head `h` and those after it are within `heads`; the rest is the caller's promise.
             unsafe {
                 let (query, out) = (query.add(h * width), out.add(h * (TILE_TOKENS / LANES) + quad));
-                let coming = [values[quad], keys[(quad + 1) % keys.len()]];
-                let coming_lines = if h == 0 { coming_lines } else { 0 };
-                for_heads!(heads - h, score_quad, (query, width, near, coming, coming_lines, out));
+                let coming = part_of(coming, quad, h, heads);
+                for_heads!(heads - h, score_quad, (query, width, near, coming, grains.lines(), out));
             }
             h += HEADS;
         }
+    }
+}
+
+/// The grains of a quad of the next tile that are asked for while the heads from `h` on are computed: what is asked for is
+/// spread over the heads, so that memory is never asked for more than it is soon to give.
+#[inline]
+fn part_of(coming: Option<&Quads>, quad: usize, h: usize, heads: usize) -> &[*const Line] {
+    match coming {
+        Some(coming) if heads <= HEADS => &coming[quad],
+        Some(coming) if h < 2 * HEADS => &coming[quad][h / HEADS * 2..][..2],
+        _ => &[],
     }
 }
 
@@ -294,7 +310,7 @@ unsafe fn score_quad<const H: usize>(
     query: *const u16,
     width: usize,
     keys: [*const Line; 4],
-    coming: [[*const Line; 4]; 2],
+    coming: &[*const Line],
     coming_lines: usize,
     out: *mut Floats,
 ) {
@@ -307,9 +323,8 @@ unsafe fn score_quad<const H: usize>(
                 key[g] = _mm512_load_si512(keys[g].add(line).cast());
             }
             if line < coming_lines {
-                for g in 0..4 {
-                    prefetch(coming[0][g].wrapping_add(line));
-                    prefetch(coming[1][g].wrapping_add(line));
+                for grain in coming {
+                    prefetch(grain.wrapping_add(line));
                 }
             }
             for h in 0..H {
@@ -393,28 +408,32 @@ impl Softmax {
     }
 }
 
-/// `sums = sums * factor + weights * values` for all heads: `weights` is `[heads][TILE_PAIRS]`, `sums` `[heads][width]`.
+/// `sums = sums * factor + weights * values` for all heads: `weights` is `[heads][TILE_PAIRS]`, `sums` `[heads][width]`. Asks
+/// for the values of the tile that comes next.
 ///
 /// # Safety
 /// Values must be readable for their lines, `weights` and `sums` for the heads that `factors` has, `sums` writable, and
 /// `decoded` for [`VALUE_LINES`] of both pairs of all grains.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,f16c")]
+#[allow(clippy::too_many_arguments)] // one step of the caller's loop
 unsafe fn add_values<const Q8: bool>(
     weights: *const i32,
     factors: &[f32],
     grains: Grains,
     values: &Quads,
     tile: &Tile,
+    coming: Option<&Quads>,
     decoded: *mut Line,
     sums: *mut f32,
 ) {
     let width = grains.width();
+    let heads = factors.len();
     let is_whole = tile.mask == u64::MAX >> (64 - GRAIN_TOKENS * tile.len);
     for line in (0..width / LANES).step_by(VALUE_LINES) {
         let mut near = [null(); TILE_GRAINS];
         for g in 0..tile.len {
-            let grain = values[g / 4][g % 4];
+            let grain = values[g / 4][g % 4].wrapping_add(grains.lines());
             // SAFETY: by the caller's promise.
             near[g] = unsafe {
                 match Q8 {
@@ -432,10 +451,13 @@ unsafe fn add_values<const Q8: bool>(
             unsafe {
                 let (weights, sums) = (weights.add(h * TILE_PAIRS), sums.add(h * width + line * LANES));
                 let (left, mask) = (factors.len(), tile.mask);
+                // A tile has as many groups of lines as quads, if heads are 256 wide.
+                let coming = part_of(coming, line / VALUE_LINES % coming.map_or(1, |quads| quads.len()), h, heads);
+                let coming = (coming, grains.lines());
                 if is_whole {
-                    for_heads!(left, add_lines, true, (weights, factors, width, near, pair_lines, mask, sums));
+                    for_heads!(left, add_lines, true, (weights, factors, width, near, pair_lines, coming, mask, sums));
                 } else {
-                    for_heads!(left, add_lines, false, (weights, factors, width, near, pair_lines, mask, sums));
+                    for_heads!(left, add_lines, false, (weights, factors, width, near, pair_lines, coming, mask, sums));
                 }
             }
             h += HEADS;
@@ -449,12 +471,14 @@ unsafe fn add_values<const Q8: bool>(
 /// As for [`add_values`].
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+#[allow(clippy::too_many_arguments)] // one step of the caller's loop
 unsafe fn add_lines<const H: usize, const WHOLE: bool>(
     weights: *const i32,
     factors: &[f32],
     width: usize,
     values: &[*const Line],
     pair_lines: usize,
+    (coming, coming_lines): (&[*const Line], usize),
     mask: u64,
     sums: *mut f32,
 ) {
@@ -470,6 +494,11 @@ unsafe fn add_lines<const H: usize, const WHOLE: bool>(
         for (g, grain) in values.iter().enumerate() {
             for pair in 2 * g..2 * g + 2 {
                 let at = grain.add(pair % 2 * pair_lines);
+                if pair < coming_lines {
+                    for grain in coming {
+                        prefetch(grain.wrapping_add(coming_lines + pair));
+                    }
+                }
                 let mut value = [_mm512_setzero_si512(); 4];
                 for i in 0..4 {
                     value[i] = _mm512_load_si512(at.add(i).cast());

@@ -1,5 +1,7 @@
 //! Keys and values of a sequence, in the types that they may be kept in and layouts that attention reads fast.
 
+use std::ops::Range;
+
 use strata_gguf::TensorType;
 use strata_quant::encode_row;
 use strata_quant::fields::f16_at;
@@ -73,8 +75,8 @@ pub struct KvCache {
 pub(super) enum Store {
     /// `[tokens][heads][dim]`.
     Rows { keys: Vec<f32>, values: Vec<f32> },
-    /// `[grain of 4 tokens][head]`, a grain as [`Grains`] says. Tokens that a grain does not have yet are zeros.
-    Grains { keys: Vec<Line>, values: Vec<Line> },
+    /// `[grain of 4 tokens][head][keys, values]`, as [`Grains`] says. Tokens that a grain does not have yet are zeros.
+    Grains(Vec<Line>),
 }
 
 /// How the keys or values of a grain lie in one head.
@@ -126,9 +128,19 @@ impl Grains {
         self.scale_lines() + GRAIN_TOKENS * self.width() * value_bytes / size_of::<Line>()
     }
 
-    /// Rounds a token's values into a grain. `buffer` is for blocks on their way.
-    fn write(self, part: Part, grain: &mut [Line], token: usize, values: &[f32], buffer: &mut Vec<u8>) {
+    /// The keys or values of a head in a grain that holds both.
+    #[inline(always)]
+    fn place(self, part: Part) -> Range<usize> {
+        match part {
+            Part::Keys => 0..self.lines(),
+            Part::Values => self.lines()..2 * self.lines(),
+        }
+    }
+
+    /// Rounds a token's keys or values into a head's grain. `buffer` is for blocks on their way.
+    fn write(self, part: Part, head: &mut [Line], token: usize, values: &[f32], buffer: &mut Vec<u8>) {
         let width = self.width();
+        let grain = &mut head[self.place(part)];
         if self.kv != KvType::Q8_0 {
             for (run, values) in values.chunks(RUN).enumerate() {
                 let (first, step) = part.run(width, token, run);
@@ -162,9 +174,19 @@ impl Grains {
         }
     }
 
-    /// A token's values in a grain, `[dim]`.
+    /// The keys or values of a token and head in a cache of `heads` heads, `[dim]`.
     #[inline(always)]
-    pub(super) fn read(self, part: Part, grain: &[Line], token: usize, out: &mut [f32]) {
+    pub(super) fn read_token(
+        self,
+        part: Part,
+        stored: &[Line],
+        heads: usize,
+        (token, head): (usize, usize),
+        out: &mut [f32],
+    ) {
+        let lines = 2 * self.lines();
+        let head = &stored[(token / GRAIN_TOKENS * heads + head) * lines..][..lines];
+        let (grain, token) = (&head[self.place(part)], token % GRAIN_TOKENS);
         let width = self.width();
         let codes = &grain[self.scale_lines()..];
         for (run, out) in out.chunks_mut(RUN).enumerate() {
@@ -201,8 +223,8 @@ impl KvCache {
             }
             _ => {
                 let lines = Grains { kv, dim }.lines();
-                let len = capacity_tokens.div_ceil(GRAIN_TOKENS).saturating_mul(heads * lines);
-                Store::Grains { keys: reserved(len)?, values: reserved(len)? }
+                let len = capacity_tokens.div_ceil(GRAIN_TOKENS).saturating_mul(heads * 2 * lines);
+                Store::Grains(reserved(len)?)
             }
         };
         Some(Self { kv, heads, dim, tokens: 0, capacity_tokens, store })
@@ -253,9 +275,12 @@ impl KvCache {
     pub fn clear(&mut self) {
         self.tokens = 0;
         match &mut self.store {
-            Store::Rows { keys, values } => [keys, values].map(Vec::clear),
-            Store::Grains { keys, values } => [keys, values].map(Vec::clear),
-        };
+            Store::Rows { keys, values } => {
+                keys.clear();
+                values.clear();
+            }
+            Store::Grains(lines) => lines.clear(),
+        }
     }
 
     /// Forgets all tokens but the first `tokens`: what is appended next gives the same bytes as if they had never been.
@@ -267,21 +292,24 @@ impl KvCache {
         self.tokens = tokens;
         let (heads, dim, grains) = (self.heads, self.dim, self.grains());
         match &mut self.store {
-            Store::Rows { keys, values } => [keys, values].map(|rows| rows.truncate(tokens * heads * dim)),
-            Store::Grains { keys, values } => {
-                let lines = grains.lines();
+            Store::Rows { keys, values } => {
+                keys.truncate(tokens * heads * dim);
+                values.truncate(tokens * heads * dim);
+            }
+            Store::Grains(stored) => {
+                let lines = 2 * grains.lines();
+                stored.truncate(tokens.div_ceil(GRAIN_TOKENS) * heads * lines);
+                // Of the grain that is not full, the forgotten tokens become zeros again.
                 let nothing = vec![0.0; dim];
-                [(Part::Keys, keys), (Part::Values, values)].map(|(part, stored)| {
-                    stored.truncate(tokens.div_ceil(GRAIN_TOKENS) * heads * lines);
-                    // Of the grain that is not full, the forgotten tokens become zeros again.
-                    for grain in stored[tokens / GRAIN_TOKENS * heads * lines..].chunks_exact_mut(lines) {
-                        for token in tokens % GRAIN_TOKENS..GRAIN_TOKENS {
-                            grains.write(part, grain, token, &nothing, &mut Vec::new());
+                for head in stored[tokens / GRAIN_TOKENS * heads * lines..].chunks_exact_mut(lines) {
+                    for token in tokens % GRAIN_TOKENS..GRAIN_TOKENS {
+                        for part in [Part::Keys, Part::Values] {
+                            grains.write(part, head, token, &nothing, &mut Vec::new());
                         }
                     }
-                })
+                }
             }
-        };
+        }
     }
 
     /// Appends tokens: `keys` and `values` are `[tokens][heads][dim]`. In [`KvType::Q8_0`], 32 dimensions of which one is
@@ -299,17 +327,15 @@ impl KvCache {
                 old_keys.extend_from_slice(keys);
                 old_values.extend_from_slice(values);
             }
-            Store::Grains { keys: key_lines, values: value_lines } => {
-                let lines = grains.lines();
-                let len = (first + tokens).div_ceil(GRAIN_TOKENS) * heads * lines;
+            Store::Grains(stored) => {
+                let lines = 2 * grains.lines();
+                stored.resize((first + tokens).div_ceil(GRAIN_TOKENS) * heads * lines, Line::ZERO);
                 let mut buffer = Vec::new();
-                for (part, stored, new) in [(Part::Keys, key_lines, keys), (Part::Values, value_lines, values)] {
-                    stored.resize(len, Line::ZERO);
-                    for (i, row) in new.chunks_exact(dim).enumerate() {
-                        let (token, head) = (first + i / heads, i % heads);
-                        let grain = &mut stored[(token / GRAIN_TOKENS * heads + head) * lines..][..lines];
-                        grains.write(part, grain, token % GRAIN_TOKENS, row, &mut buffer);
-                    }
+                for (i, (key, value)) in keys.chunks_exact(dim).zip(values.chunks_exact(dim)).enumerate() {
+                    let (token, head) = (first + i / heads, i % heads);
+                    let head = &mut stored[(token / GRAIN_TOKENS * heads + head) * lines..][..lines];
+                    grains.write(Part::Keys, head, token % GRAIN_TOKENS, key, &mut buffer);
+                    grains.write(Part::Values, head, token % GRAIN_TOKENS, value, &mut buffer);
                 }
             }
         }
@@ -320,7 +346,7 @@ impl KvCache {
     pub fn keys(&self) -> Vec<f32> {
         match &self.store {
             Store::Rows { keys, .. } => keys.clone(),
-            Store::Grains { keys, .. } => self.unpacked(Part::Keys, keys),
+            Store::Grains(stored) => self.unpacked(Part::Keys, stored),
         }
     }
 
@@ -328,17 +354,14 @@ impl KvCache {
     pub fn values(&self) -> Vec<f32> {
         match &self.store {
             Store::Rows { values, .. } => values.clone(),
-            Store::Grains { values, .. } => self.unpacked(Part::Values, values),
+            Store::Grains(stored) => self.unpacked(Part::Values, stored),
         }
     }
 
     fn unpacked(&self, part: Part, stored: &[Line]) -> Vec<f32> {
-        let (grains, lines) = (self.grains(), self.grains().lines());
         let mut out = vec![0.0; self.tokens * self.heads * self.dim];
         for (i, row) in out.chunks_exact_mut(self.dim).enumerate() {
-            let (token, head) = (i / self.heads, i % self.heads);
-            let grain = &stored[(token / GRAIN_TOKENS * self.heads + head) * lines..][..lines];
-            grains.read(part, grain, token % GRAIN_TOKENS, row);
+            self.grains().read_token(part, stored, self.heads, (i / self.heads, i % self.heads), row);
         }
         out
     }
@@ -359,9 +382,7 @@ mod tests {
     fn bits(cache: &KvCache) -> Vec<u32> {
         match &cache.store {
             Store::Rows { keys, values } => keys.iter().chain(values).map(|v| v.to_bits()).collect(),
-            Store::Grains { keys, values } => {
-                keys.iter().chain(values).flat_map(|line| line.0).map(u32::from).collect()
-            }
+            Store::Grains(lines) => lines.iter().flat_map(|line| line.0).map(u32::from).collect(),
         }
     }
 

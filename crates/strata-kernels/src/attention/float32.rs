@@ -5,7 +5,7 @@
 use std::cell::RefCell;
 use std::ptr::null;
 
-use super::cache::{GRAIN_TOKENS, Part, Store};
+use super::cache::{Part, Store};
 use super::{KvCache, Queries, Selections};
 use crate::Cpu;
 use crate::math::exp;
@@ -77,15 +77,11 @@ impl Head<'_> {
         let (heads, dim) = (self.cache.heads(), self.cache.dim());
         match &self.cache.store {
             Store::Rows { .. } => _ = self.find(part, tokens, out),
-            Store::Grains { keys, values } => {
-                let stored = if matches!(part, Part::Keys) { keys } else { values };
+            Store::Grains(stored) => {
                 let grains = self.cache.grains();
-                let lines = grains.lines();
                 for i in 0..tokens.len() {
-                    let token = tokens[i] as usize;
-                    let grain = &stored[(token / GRAIN_TOKENS * heads + self.head) * lines..][..lines];
                     let row = &mut decoded[i * dim..][..dim];
-                    grains.read(part, grain, token % GRAIN_TOKENS, row);
+                    grains.read_token(part, stored, heads, (tokens[i] as usize, self.head), row);
                     out[i] = row.as_ptr();
                 }
             }
@@ -230,8 +226,16 @@ unsafe fn scores<V: Lanes, const FUSED: bool, const H: usize>(
 /// Turns scores into weights relative to the largest, and gives the factor that makes their sum one.
 #[inline(always)]
 fn softmax(weights: &mut [f32]) -> f32 {
+    // By lanes, which the largest of all does not depend on.
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    let (chunks, rest) = weights.as_chunks::<LANES>();
+    for chunk in chunks {
+        for lane in 0..LANES {
+            lanes[lane] = if chunk[lane] > lanes[lane] { chunk[lane] } else { lanes[lane] };
+        }
+    }
     let mut largest = f32::NEG_INFINITY;
-    for weight in weights.iter() {
+    for weight in lanes.iter().chain(rest) {
         largest = largest.max(*weight);
     }
     for weight in weights.iter_mut() {
@@ -262,27 +266,17 @@ unsafe fn add_values<V: Lanes, const FUSED: bool, const H: usize>(
     let out = &mut out[..H * dim];
     let whole = dim / LANES * LANES;
     let mut d = 0;
-    while d < whole {
-        // SAFETY: `d + LANES <= dim`, the length of an output and of a value; the rest as the caller promises.
-        unsafe {
-            let mut sums = [V::zero(); H];
-            for h in 0..H {
-                sums[h] = V::load(out.as_ptr().add(h * dim + d));
-            }
-            for i in 0..values.len() {
-                let value = V::load(values[i].add(d));
-                if i < coming.len() {
-                    prefetch(coming[i].wrapping_add(d));
-                }
-                for h in 0..H {
-                    sums[h] = sums[h].add_product(V::splat(weights[h * len + i]), value);
-                }
-            }
-            for h in 0..H {
-                out[h * dim + d..][..LANES].copy_from_slice(&sums[h].to_array());
-            }
+    // SAFETY: dimensions below `whole` are asked for; the rest as the caller promises.
+    unsafe {
+        // More sums where there are registers for them.
+        while V::REGISTERS == 1 && d + 4 * LANES <= whole {
+            add_lanes::<V, H, 4>(values, coming, weights, len, dim, d, out);
+            d += 4 * LANES;
         }
-        d += LANES;
+        while d < whole {
+            add_lanes::<V, H, 1>(values, coming, weights, len, dim, d, out);
+            d += LANES;
+        }
     }
     for d in whole..dim {
         for i in 0..values.len() {
@@ -290,6 +284,55 @@ unsafe fn add_values<V: Lanes, const FUSED: bool, const H: usize>(
             let value = unsafe { *values[i].add(d) };
             for h in 0..H {
                 out[h * dim + d] = add_product::<FUSED>(out[h * dim + d], weights[h * len + i], value);
+            }
+        }
+    }
+}
+
+/// [`add_values`] for the dimensions from `d` on, as many as `D` registers have; `weights` begin with the stretch's.
+///
+/// # Safety
+/// All values and outputs must have these dimensions, `weights` those of `H` heads for all values; the processor must have
+/// the instructions of `V`.
+#[inline(always)]
+unsafe fn add_lanes<V: Lanes, const H: usize, const D: usize>(
+    values: &[*const f32],
+    coming: &[*const f32],
+    weights: &[f32],
+    len: usize,
+    dim: usize,
+    d: usize,
+    out: &mut [f32],
+) {
+    // SAFETY: by the caller's promise.
+    unsafe {
+        let mut sums = [[V::zero(); D]; H];
+        for h in 0..H {
+            for i in 0..D {
+                sums[h][i] = V::load(out.as_ptr().add(h * dim + d + i * LANES));
+            }
+        }
+        for token in 0..values.len() {
+            let at = values[token].add(d);
+            let mut value = [V::zero(); D];
+            for i in 0..D {
+                value[i] = V::load(at.add(i * LANES));
+            }
+            if token < coming.len() {
+                for i in 0..D {
+                    prefetch(coming[token].wrapping_add(d + i * LANES));
+                }
+            }
+            for h in 0..H {
+                let weight = V::splat(*weights.as_ptr().add(h * len + token));
+                for i in 0..D {
+                    sums[h][i] = sums[h][i].add_product(weight, value[i]);
+                }
+            }
+        }
+        for h in 0..H {
+            for i in 0..D {
+                sums[h][i].store(out.as_mut_ptr().add(h * dim + d + i * LANES));
             }
         }
     }

@@ -47,8 +47,12 @@ pub struct Selected<'a> {
 
 /// Rows whose scores are found together: a key is read once for all of them.
 const SCORED_ROWS: usize = 16;
-/// Keys, and heads of queries, whose products are found together.
-const TILE: usize = 4;
+/// Keys whose products are found together.
+const KEYS: usize = 2;
+/// Keys that are asked for before their turn: they mostly come from memory, and a single row is soon done with them.
+const AHEAD: usize = 32;
+/// Heads of queries whose products are found together.
+const HEADS: usize = 4;
 /// Keys that one task finds the scores of, at least: those of several rows at once are few, or its scores would not stay
 /// near.
 const TASK_KEYS: usize = 64;
@@ -56,8 +60,6 @@ const TASK_KEYS: usize = 64;
 const TASK_SCORES: usize = SCORED_ROWS * TASK_KEYS;
 /// Tasks for each thread, at least, where there are scores enough.
 const TASKS_A_THREAD: usize = 4;
-/// Keys that are asked for before their turn: they mostly come from memory, and a single row is soon done with them.
-const AHEAD: usize = 16;
 
 impl Selections {
     /// Every row attends to all tokens that it sees.
@@ -91,7 +93,7 @@ impl Selections {
             let scores = DisjointMut::new(&mut self.scores[..scores_len]);
             // Keys that follow each other are soon at hand: stretches are as long as threads without work allow.
             let task_keys = blocks / (TASKS_A_THREAD * cpu.threads());
-            let task_keys = task_keys.clamp(TASK_KEYS, TASK_SCORES / group.len()) / TILE * TILE;
+            let task_keys = task_keys.clamp(TASK_KEYS, TASK_SCORES / group.len()) / KEYS * KEYS;
             cpu.pool.run(
                 blocks.div_ceil(task_keys),
                 false,
@@ -201,43 +203,41 @@ fn block_scores_body<V: Lanes, const FUSED: bool>(
         let mut b = 0;
         // SAFETY of the products below: every query and key is `dim` long, and the numbers of heads and blocks are those
         // of the slices; `dispatch` vouches for the instructions.
-        while b + TILE <= blocks {
+        while b + KEYS <= blocks {
             if row == 0 {
-                for line in 0..TILE * dim / LANES {
+                for line in 0..KEYS * dim / LANES {
                     prefetch(key.wrapping_add((b + AHEAD) * dim + line * LANES));
                 }
             }
-            let mut sums = [0.0; TILE];
+            let mut sums = [0.0; KEYS];
             let mut h = 0;
-            while h + TILE <= heads {
+            while h + HEADS <= heads {
                 // SAFETY: see above.
                 let tile = unsafe {
-                    let keys =
-                        [key.add(b * dim), key.add((b + 1) * dim), key.add((b + 2) * dim), key.add((b + 3) * dim)];
                     let at = query.add(h * dim);
-                    dots::<V, FUSED, TILE, TILE>(keys, [at, at.add(dim), at.add(2 * dim), at.add(3 * dim)], dim)
+                    let queries = [at, at.add(dim), at.add(2 * dim), at.add(3 * dim)];
+                    dots::<V, FUSED, KEYS, HEADS>([key.add(b * dim), key.add((b + 1) * dim)], queries, dim)
                 };
-                for i in 0..TILE {
+                for i in 0..KEYS {
                     for product in tile[i] {
                         sums[i] += product.max(0.0);
                     }
                 }
-                h += TILE;
+                h += HEADS;
             }
             while h < heads {
                 // SAFETY: see above.
                 let tile = unsafe {
-                    let keys =
-                        [key.add(b * dim), key.add((b + 1) * dim), key.add((b + 2) * dim), key.add((b + 3) * dim)];
-                    dots::<V, FUSED, TILE, 1>(keys, [query.add(h * dim)], dim)
+                    let keys = [key.add(b * dim), key.add((b + 1) * dim)];
+                    dots::<V, FUSED, KEYS, 1>(keys, [query.add(h * dim)], dim)
                 };
-                for i in 0..TILE {
+                for i in 0..KEYS {
                     sums[i] += tile[i][0].max(0.0);
                 }
                 h += 1;
             }
-            scores[b..b + TILE].copy_from_slice(&sums);
-            b += TILE;
+            scores[b..b + KEYS].copy_from_slice(&sums);
+            b += KEYS;
         }
         while b < blocks {
             let mut sum = 0.0;
