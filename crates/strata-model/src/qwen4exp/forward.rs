@@ -135,7 +135,7 @@ impl Model {
         Ok(())
     }
 
-    fn give_up(&mut self) {
+    pub(super) fn give_up(&mut self) {
         self.store.abandon();
         if let Some(module) = &mut self.ple {
             module.table.abandon();
@@ -162,6 +162,7 @@ impl Model {
                 Rows::Last if i + 1 == passes => self.logits(ids.len() - 1..ids.len(), logits)?,
                 Rows::Last => {}
             }
+            self.remember_for_drafts(sequence, ids)?;
         }
         Ok(())
     }
@@ -203,11 +204,18 @@ impl Model {
         sequence.tokens += ids.len();
         if let Some(module) = &mut self.ple {
             module.table.finish();
+        }
+        self.look_back(sequence, ids);
+        Ok(())
+    }
+
+    /// The n-gram hash looks back at these tokens from now on.
+    pub(super) fn look_back(&self, sequence: &mut Sequence, ids: &[u32]) {
+        if let Some(module) = &self.ple {
             sequence.window.extend_from_slice(ids);
             let keep = sequence.window.len().min(module.config.ngram - 1);
             sequence.window.drain(..sequence.window.len() - keep);
         }
-        Ok(())
     }
 
     /// Says which table rows this pass and the next use, so that they are read in time.
@@ -242,7 +250,8 @@ impl Model {
         Ok(())
     }
 
-    fn layer(
+    /// One layer; after the last comes the draft head's.
+    pub(super) fn layer(
         &mut self,
         index: usize,
         sequence: &Sequence,
@@ -250,9 +259,9 @@ impl Model {
         ple_rows: &[u64],
         observer: &mut dyn Observer,
     ) -> Result<(), ModelError> {
-        let Self { options, config, backend, store, layers, ple, pass, buffers, fixed_routes, .. } = self;
+        let Self { options, config, backend, store, layers, ple, draft_head, pass, buffers, fixed_routes, .. } = self;
         let (backend, store, pass) = (backend.as_mut(), store.as_mut(), *pass);
-        let layer = &layers[index];
+        let layer = layers.get(index).unwrap_or_else(|| &draft_head.as_ref().expect("a layer").layer);
         let next_router = layers.get(index + 1).map(|next| next.moe.router);
         let mut table = None;
         let mut module = None;
@@ -394,7 +403,7 @@ fn experts(
 }
 
 /// The most rows of a pass that counts as writing, not as reading a prompt: one token, or a few that were guessed.
-const DECODE_ROWS: usize = 8;
+pub const DECODE_ROWS: usize = 8;
 
 /// Choices of a forecast for a single row. More than the row will have: of the sixteen that the next layer's router names
 /// first, ten have 60 % of those that are needed, and all sixteen 72 %.
@@ -409,7 +418,7 @@ fn with_next(ids: &[u32], pass_tokens: usize) -> impl Iterator<Item = (&[u32], &
 }
 
 /// The rows `0..rows` in strips.
-fn strips(rows: usize, strip_rows: usize) -> impl Iterator<Item = Range<usize>> {
+pub(super) fn strips(rows: usize, strip_rows: usize) -> impl Iterator<Item = Range<usize>> {
     (0..rows).step_by(strip_rows).map(move |start| start..rows.min(start + strip_rows))
 }
 
