@@ -164,9 +164,9 @@ pub enum StatePart {
 /// Experts chosen for some rows, as read back by [`Backend::take_routes`].
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Routes {
-    /// `[rows][top_k]`, in descending order of weight.
+    /// `[rows][choices]`, in descending order of weight.
     pub ids: Vec<u32>,
-    /// `[rows][top_k]`; a row sums to 1.
+    /// `[rows][choices]`; a row sums to 1.
     pub weights: Vec<f32>,
 }
 
@@ -294,9 +294,9 @@ pub trait Backend: Send {
     /// the ticket ([`take_routes`](Self::take_routes)).
     fn route(&mut self, pass: PassId, rows: Range<usize>, router: MatrixId) -> Ticket;
 
-    /// What `router` (of a later layer) would choose for the same input, rounded as suits the machine; read like a route,
-    /// kept nowhere.
-    fn forecast(&mut self, pass: PassId, rows: Range<usize>, router: MatrixId) -> Ticket;
+    /// The `choices` experts of a row that `router` (of a later layer) would choose first for the same input, rounded as
+    /// suits the machine; read like a route, with as many a row, and kept nowhere.
+    fn forecast(&mut self, pass: PassId, rows: Range<usize>, router: MatrixId, choices: usize) -> Ticket;
 
     /// Reads the routes of a ticket into `routes`.
     ///
@@ -321,8 +321,13 @@ pub trait Backend: Send {
     /// When the computation failed or the ticket names no expert group.
     fn take_slots(&mut self, ticket: Ticket, slots: &mut Vec<Slot>) -> Result<(), BackendError>;
 
-    /// The layer's output: the chosen experts' outputs by weight, in order of choice, and the shared expert.
-    fn combine(&mut self, pass: PassId, rows: Range<usize>, shared: &SharedExpert);
+    /// Computes the shared expert for the rows' layer input. It takes the place of the last output, which
+    /// [`combine`](Self::combine) makes the layer's.
+    fn shared_expert(&mut self, pass: PassId, rows: Range<usize>, shared: &SharedExpert);
+
+    /// The layer's output: the chosen experts' outputs by weight, in order of choice, and the shared expert's, which was
+    /// [computed](Self::shared_expert) before.
+    fn combine(&mut self, pass: PassId, rows: Range<usize>);
 
     /// Logits of the rows: the final read of the streams, then the output matrix.
     fn head(&mut self, pass: PassId, rows: Range<usize>, last_read: &HyperRead, output: MatrixId) -> Ticket;

@@ -28,6 +28,7 @@ pub enum Operation {
     WriteStreams,
     Route,
     Forecast,
+    SharedExpert,
     Experts,
     Combine,
     Head,
@@ -41,7 +42,7 @@ pub enum Operation {
 
 impl Operation {
     /// Every one.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::Embed,
         Self::AddNgrams,
         Self::ReadStreams,
@@ -50,6 +51,7 @@ impl Operation {
         Self::WriteStreams,
         Self::Route,
         Self::Forecast,
+        Self::SharedExpert,
         Self::Experts,
         Self::Combine,
         Self::Head,
@@ -69,6 +71,7 @@ impl Operation {
             Self::WriteStreams => "write streams",
             Self::Route => "route",
             Self::Forecast => "forecast",
+            Self::SharedExpert => "shared expert",
             Self::Experts => "experts",
             Self::Combine => "combine",
             Self::Head => "head",
@@ -315,8 +318,8 @@ impl Backend for ProfiledBackend {
         self.operation(Operation::Route, |inner| inner.route(pass, rows, router))
     }
 
-    fn forecast(&mut self, pass: PassId, rows: Range<usize>, router: MatrixId) -> Ticket {
-        self.operation(Operation::Forecast, |inner| inner.forecast(pass, rows, router))
+    fn forecast(&mut self, pass: PassId, rows: Range<usize>, router: MatrixId, choices: usize) -> Ticket {
+        self.operation(Operation::Forecast, |inner| inner.forecast(pass, rows, router, choices))
     }
 
     fn take_routes(&mut self, ticket: Ticket, routes: &mut Routes) -> Result<(), BackendError> {
@@ -340,8 +343,12 @@ impl Backend for ProfiledBackend {
         self.reading(Operation::Experts, |inner| inner.take_slots(ticket, slots))
     }
 
-    fn combine(&mut self, pass: PassId, rows: Range<usize>, shared: &SharedExpert) {
-        self.operation(Operation::Combine, |inner| inner.combine(pass, rows, shared));
+    fn shared_expert(&mut self, pass: PassId, rows: Range<usize>, shared: &SharedExpert) {
+        self.operation(Operation::SharedExpert, |inner| inner.shared_expert(pass, rows, shared));
+    }
+
+    fn combine(&mut self, pass: PassId, rows: Range<usize>) {
+        self.operation(Operation::Combine, |inner| inner.combine(pass, rows));
         self.is_layer_done = true;
     }
 
@@ -432,8 +439,9 @@ mod tests {
                     backend.write_streams(pass, rows.clone());
                     backend.read_streams(pass, rows, &read);
                 }
+                backend.shared_expert(pass, 0..4, &shared);
                 for rows in [0..2, 2..4] {
-                    backend.combine(pass, rows.clone(), &shared);
+                    backend.combine(pass, rows.clone());
                     backend.write_streams(pass, rows);
                 }
             }
@@ -441,7 +449,7 @@ mod tests {
             backend.take_logits(ticket, &mut Vec::new()).unwrap();
         }
         timeline.end();
-        let of_layer = |layer| vec![(Lane::Mixer, Some(layer)); 10];
+        let of_layer = |layer| vec![(Lane::Mixer, Some(layer)); 11];
         let one = [vec![(Lane::Mixer, None)], of_layer(0), of_layer(1), vec![(Lane::Head, None)]].concat();
         let spans = timeline.take().spans;
         // Reading logits that are there already may take long enough to be seen on a busy machine.

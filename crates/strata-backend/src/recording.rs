@@ -23,8 +23,9 @@ pub enum Call {
     MixQsa { rows: Range<usize>, state: StateId },
     WriteStreams { rows: Range<usize> },
     Route { rows: Range<usize> },
-    Forecast { rows: Range<usize>, router: MatrixId },
+    Forecast { rows: Range<usize>, router: MatrixId, choices: usize },
     Experts { experts: Vec<ExpertId>, choices: Vec<Choice> },
+    SharedExpert { rows: Range<usize> },
     Combine { rows: Range<usize> },
     Head { rows: Range<usize> },
     ResetState { state: StateId },
@@ -96,10 +97,10 @@ impl RecordingBackend {
         Ticket(self.next_ticket)
     }
 
-    fn routes(&self, pass: PassId, rows: Range<usize>) -> Outcome {
-        let PassShape { top_k, experts, .. } = self.passes[pass.0 as usize];
-        let ids = rows.flat_map(|row| (0..top_k).map(move |k| ((row + k) % experts) as u32)).collect::<Vec<_>>();
-        Outcome::Routes(Routes { weights: vec![1.0 / top_k as f32; ids.len()], ids })
+    fn routes(&self, pass: PassId, rows: Range<usize>, choices: usize) -> Outcome {
+        let PassShape { experts, .. } = self.passes[pass.0 as usize];
+        let ids = rows.flat_map(|row| (0..choices).map(move |k| ((row + k) % experts) as u32)).collect::<Vec<_>>();
+        Outcome::Routes(Routes { weights: vec![1.0 / choices as f32; ids.len()], ids })
     }
 }
 
@@ -218,13 +219,13 @@ impl Backend for RecordingBackend {
 
     fn route(&mut self, pass: PassId, rows: Range<usize>, _router: MatrixId) -> Ticket {
         self.call(Call::Route { rows: rows.clone() });
-        let routes = self.routes(pass, rows);
+        let routes = self.routes(pass, rows, self.passes[pass.0 as usize].top_k);
         self.ticket(routes)
     }
 
-    fn forecast(&mut self, pass: PassId, rows: Range<usize>, router: MatrixId) -> Ticket {
-        self.call(Call::Forecast { rows: rows.clone(), router });
-        let routes = self.routes(pass, rows);
+    fn forecast(&mut self, pass: PassId, rows: Range<usize>, router: MatrixId, choices: usize) -> Ticket {
+        self.call(Call::Forecast { rows: rows.clone(), router, choices });
+        let routes = self.routes(pass, rows, choices);
         self.ticket(routes)
     }
 
@@ -258,7 +259,11 @@ impl Backend for RecordingBackend {
         Ok(())
     }
 
-    fn combine(&mut self, _pass: PassId, rows: Range<usize>, _shared: &SharedExpert) {
+    fn shared_expert(&mut self, _pass: PassId, rows: Range<usize>, _shared: &SharedExpert) {
+        self.call(Call::SharedExpert { rows });
+    }
+
+    fn combine(&mut self, _pass: PassId, rows: Range<usize>) {
         self.call(Call::Combine { rows });
     }
 

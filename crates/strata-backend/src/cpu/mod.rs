@@ -18,7 +18,7 @@ use strata_kernels::matmul::{Matrix, matmul, matmul_of};
 use strata_kernels::{Cpu, Isa, UnavailableIsa};
 use strata_store::{Area, Slot};
 
-use self::experts::Logits;
+use self::experts::{Choosing, Logits};
 use self::kept::Kept;
 use self::pass::{Pass, Scratch, zeroed};
 use self::states::State;
@@ -69,6 +69,11 @@ impl Weights {
         let w = self.matrix(id);
         y.resize(x.len() / w.cols() * w.rows(), 0.0);
         matmul(cpu, &w, x, y);
+    }
+
+    /// [`multiply`](Self::multiply) into rows that are there.
+    fn multiply_into(&self, cpu: &Cpu, id: MatrixId, x: &[f32], y: &mut [f32]) {
+        matmul(cpu, &self.matrix(id), x, y);
     }
 
     /// [`multiply`](Self::multiply) of inputs that are ready: several products read them.
@@ -283,17 +288,17 @@ impl Backend for CpuBackend {
     fn route(&mut self, pass: PassId, rows: Range<usize>, router: MatrixId) -> Ticket {
         let pass = &mut self.passes[pass.0 as usize];
         let mut routes = self.spare_routes.pop().unwrap_or_default();
-        let (cpu, logits) = (&self.cpu, Logits::Exact);
-        experts::route(cpu, &self.weights, pass, rows.clone(), router, logits, &mut self.scratch, &mut routes);
+        let choosing = Choosing { logits: Logits::Exact, choices: pass.shape.top_k };
+        experts::route(&self.cpu, &self.weights, pass, rows.clone(), router, choosing, &mut self.scratch, &mut routes);
         experts::keep_routes(pass, rows, &routes, &self.scratch);
         self.ticket(Outcome::Routes(routes))
     }
 
-    fn forecast(&mut self, pass: PassId, rows: Range<usize>, router: MatrixId) -> Ticket {
+    fn forecast(&mut self, pass: PassId, rows: Range<usize>, router: MatrixId, choices: usize) -> Ticket {
         let pass = &self.passes[pass.0 as usize];
         let mut routes = self.spare_routes.pop().unwrap_or_default();
-        let (cpu, logits) = (&self.cpu, Logits::Fast);
-        experts::route(cpu, &self.weights, pass, rows, router, logits, &mut self.scratch, &mut routes);
+        let choosing = Choosing { logits: Logits::Fast, choices };
+        experts::route(&self.cpu, &self.weights, pass, rows, router, choosing, &mut self.scratch, &mut routes);
         self.ticket(Outcome::Routes(routes))
     }
 
@@ -327,9 +332,13 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
-    fn combine(&mut self, pass: PassId, rows: Range<usize>, shared: &SharedExpert) {
+    fn shared_expert(&mut self, pass: PassId, rows: Range<usize>, shared: &SharedExpert) {
         let Self { cpu, weights, passes, scratch, .. } = self;
-        experts::combine(cpu, weights, &mut passes[pass.0 as usize], rows, shared, scratch);
+        experts::shared_expert(cpu, weights, &mut passes[pass.0 as usize], rows, shared, scratch);
+    }
+
+    fn combine(&mut self, pass: PassId, rows: Range<usize>) {
+        experts::combine(&self.cpu, &mut self.passes[pass.0 as usize], rows, &mut self.scratch);
     }
 
     fn head(&mut self, pass: PassId, rows: Range<usize>, last_read: &HyperRead, output: MatrixId) -> Ticket {

@@ -173,6 +173,24 @@ fn loaded_bytes(tensor: &Tensor) -> u64 {
     if is_list(&tensor.name) { F32 * tensor.weights() } else { tensor.len_bytes }
 }
 
+/// Bytes of weights that a single token reads: all that stay in memory but the rows of the embedding, of which it needs one
+/// (all of them again where they are the output matrix, too), and the experts that it is routed to.
+///
+/// # Errors
+/// When the file is no such model.
+pub fn token_bytes(gguf: &Gguf, config: &Config) -> Result<u64, ModelError> {
+    let embedding = weights::tensor(gguf, "token_embd.weight")?;
+    let unread_bytes = match gguf.tensor("output.weight") {
+        Some(_) => embedding.len_bytes - embedding.row_bytes(),
+        None => 0,
+    };
+    let mut expert_bytes = 0;
+    for layer in 0..config.layers {
+        expert_bytes += moe::routed(gguf, config, layer)?.iter().map(|(_, range)| range.len_bytes).sum::<u64>();
+    }
+    Ok(dense_bytes(gguf, config) - unread_bytes + config.moe.top_k as u64 * expert_bytes)
+}
+
 fn is_dense(name: &str, layers: usize) -> bool {
     let layer = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.')?.0.parse::<usize>().ok());
     let is_trunk = layer.is_none_or(|layer| layer < layers) && !name.contains("nextn.");
