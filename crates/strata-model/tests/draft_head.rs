@@ -7,6 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use common::{Recorded, data, max_difference, model};
+use strata_backend::KvType;
 use strata_gguf::{Gguf, GgufWriter, Metadata, NewTensor, Value};
 use strata_model::ModelError;
 use strata_model::qwen4exp::{
