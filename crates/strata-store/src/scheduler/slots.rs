@@ -28,8 +28,9 @@ impl Scheduler {
     }
 
     fn next_ahead(&self) -> Option<u32> {
-        let layer = self.unread_ahead.iter().position(|unread| *unread > 0)?;
-        self.most_wanted(layer as u32, Need::Forecast, self.forecast_min)
+        // Guesses of a layer that are not sure enough to be read keep no other layer waiting.
+        let layers = (0..).zip(&self.unread_ahead).filter(|(_, unread)| **unread > 0);
+        layers.map(|(layer, _)| layer).find_map(|layer| self.most_wanted(layer, Need::Forecast, self.forecast_min))
     }
 
     /// The member of the hot set to be loaded next.
