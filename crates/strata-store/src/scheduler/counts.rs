@@ -64,7 +64,7 @@ impl IndexMut<Class> for ByClass {
 pub struct Counts {
     /// Look-ups of experts that were in memory without a read by this pass.
     pub resident: Tally,
-    /// Look-ups whose read was queued by a forecast, or had been started, when the layer was closed.
+    /// Look-ups whose read was queued by a forecast, or had been started, when the last strip of the layer was routed.
     pub ahead: Tally,
     /// All other look-ups.
     pub missed: Tally,

@@ -162,6 +162,8 @@ struct Expert {
     tokens: u32,
     /// A forecast asked for it in this pass, before it was demanded.
     is_forecast: bool,
+    /// The strip that demanded it first, when nobody had asked for it before.
+    surprise: Option<u32>,
     is_hot: bool,
     /// The pass in which its read failed last.
     failed_in_pass: Option<u64>,
@@ -231,6 +233,8 @@ pub struct Scheduler {
     is_in_pass: bool,
     /// The layer at hand.
     layer: u32,
+    /// Strips of it that were routed.
+    strips: u32,
     is_closed: bool,
     /// Demanded experts that have not been handed out.
     outstanding: u32,
@@ -268,6 +272,7 @@ impl Scheduler {
             need: Need::Nothing,
             tokens: 0,
             is_forecast: false,
+            surprise: None,
             is_hot: false,
             failed_in_pass: None,
             slot: None,
@@ -297,6 +302,7 @@ impl Scheduler {
             pass: 0,
             is_in_pass: false,
             layer: 0,
+            strips: 0,
             is_closed: false,
             outstanding: 0,
             unread_demand: 0,
@@ -363,6 +369,11 @@ impl Scheduler {
     pub fn resident(&self) -> impl Iterator<Item = (ExpertId, SlotId)> {
         let slots = (0..).zip(&self.slots).filter(|(_, slot)| slot.state == SlotState::Resident);
         slots.map(|(index, slot)| (self.id(slot.expert), SlotId { index, generation: slot.generation }))
+    }
+
+    /// Whether any slot is out.
+    pub fn is_any_out(&self) -> bool {
+        self.slots.iter().any(|slot| slot.pins > 0)
     }
 
     /// Slots that the arena has.
