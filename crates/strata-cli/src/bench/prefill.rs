@@ -157,7 +157,7 @@ impl Bench {
         let ids = self.ids(engine, 0, self.tokens)?;
         let mut run = interrupt::stoppable(|stop| engine.run_prefill(&ids, self.with_floors || self.is_fake, stop))?;
         if let (true, Some(floors)) = (self.is_fake, run.floors) {
-            run.wall_s = floors.compute_s;
+            run = run.only_computed(floors.compute_s);
         }
         Ok(run)
     }

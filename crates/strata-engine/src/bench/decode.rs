@@ -9,7 +9,7 @@ use strata_kernels::peaks::Peak;
 use strata_model::ModelError;
 use strata_model::qwen4exp::{Flops, Rows};
 
-use super::Spread;
+use super::{Spread, check};
 use crate::generate::Stoppable;
 use crate::{Engine, EngineError, Stop};
 
@@ -135,6 +135,7 @@ impl Engine {
         let mut session = self.new_session()?;
         let result = self.time(&mut session.sequence, work, stop);
         self.free_session(session);
+        check(stop)?;
         result
     }
 
