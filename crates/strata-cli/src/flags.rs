@@ -12,7 +12,7 @@ pub(crate) use self::report::ReportFlags;
 pub(crate) use self::sim::{
     HotFlag, SimFlags, SimMachineFlags, SimPolicyFlags, SimTextFlags, TraceCommand, TraceRecordFlags,
 };
-pub(crate) use self::streaming::{KvFlag, LockFlag, LookaheadFlag, PleFlag, StreamingFlags};
+pub(crate) use self::streaming::{KvFlag, LockFlag, LookaheadFlag, PleFlag, StreamingFlags, io_depth};
 
 mod bench;
 mod drafts;
@@ -278,7 +278,8 @@ pub(crate) struct DumpFlags {
 #[derive(Args, Debug)]
 pub(crate) struct ParityFlags {
     /// A dump's directory, or a way to run the text: settings `key=value`, separated by commas, of the keys model,
-    /// threads, isa, precise, kv, context, pass, strip, gdn, qsa-block and pieces (as in pieces=7:1:20); `default` = none.
+    /// threads, isa, precise, kv, context, pass, strip, gdn, qsa-block, pieces (as in pieces=7:1:20), memory-gb, arena-gb,
+    /// lookahead, forecast-min, ple, io and io-depth; `default` = none.
     pub(crate) a: String,
     /// The other.
     pub(crate) b: String,

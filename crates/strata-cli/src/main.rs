@@ -15,6 +15,7 @@ mod inspect;
 mod interrupt;
 mod note;
 mod plan;
+mod priority;
 mod probe;
 mod profile;
 mod run;

@@ -53,7 +53,7 @@ fn write_table(out: &mut impl Write, plan: &Plan) -> Result<(), CliError> {
         let seconds = prompt.seconds.map_or_else(|| "unknown".to_owned(), |seconds| format!("{seconds:.2}"));
         writeln!(
             out,
-            "{:<14}{:>9}{:>14.2}{:>14.2}{seconds:>10}",
+            "{:<14}{:>9}{:>14.2}{:>14.2} {seconds:>9}",
             format!("{} tokens", prompt.prompt_tokens),
             prompt.passes,
             gib(prompt.expert_bytes),

@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 use indicatif::ProgressBar;
 use serde_json::{Value, json};
 use strata_engine::bench::drive::{Device, Doubt, DriveBench, DriveRate, best, fill};
-use strata_engine::{IoPriority, ReaderKind, Stop, io_priority};
+use strata_engine::{ReaderKind, Stop};
 use tempfile::NamedTempFile;
 
 use crate::error::CliError;
 use crate::flags::ProbeFlags;
-use crate::{interrupt, note};
+use crate::{interrupt, note, priority};
 
 /// The length of the reads that experts are made of, nearly: three of 0.49 MB.
 const EXPERT_READ_BYTES: usize = 512 << 10;
@@ -21,8 +21,6 @@ const EXPERT_READ_BYTES: usize = 512 << 10;
 const ROW_READ_BYTES: usize = 4 << 10;
 /// A drive without moving parts answers sooner.
 const SLOW_SECONDS: f64 = 2e-3;
-/// Best-effort levels from here on wait for others.
-const LOW_LEVEL: u8 = 6;
 
 pub(crate) fn probe(flags: &ProbeFlags) -> Result<(), CliError> {
     interrupt::install()?;
@@ -230,17 +228,6 @@ fn warnings(device: &Device, rates: &[DriveRate]) -> Vec<String> {
         warnings
             .push("this drive can be taken away, or hangs on a USB cable: its speed is that of the cable".to_owned());
     }
-    match io_priority() {
-        Some(IoPriority::Idle) => warnings.push(
-            "reads of this process only get what others leave: its I/O class is `idle` (set by `ionice -c 3`, or by the \
-             scheduler that started it)"
-                .to_owned(),
-        ),
-        Some(IoPriority::BestEffort(level)) if level >= LOW_LEVEL => warnings.push(format!(
-            "reads of this process may wait for those of others: its I/O priority is {level} of 7 (set by `ionice`, or \
-             following `nice`)"
-        )),
-        _ => {}
-    }
+    warnings.extend(priority::warning());
     warnings
 }

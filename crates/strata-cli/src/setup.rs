@@ -13,9 +13,9 @@ use strata_engine::{
 use crate::error::CliError;
 use crate::flags::{
     DraftFlag, DraftFlags, EngineFlags, GdnFlag, IsaFlag, KvFlag, LockFlag, LookaheadFlag, NormFlag, PleFlag,
-    SamplingFlags, StreamingFlags, gib, thread_count,
+    SamplingFlags, StreamingFlags, gib, io_depth, thread_count,
 };
-use crate::{interrupt, note};
+use crate::{interrupt, note, priority};
 
 /// The model that comes with Strata, seen from the root of the repository.
 const SHIPPED_MODEL: &str = "models/strata-mini/strata-mini-iq2xs-q4_0.gguf";
@@ -159,7 +159,7 @@ pub(crate) fn set_option(options: &mut EngineOptions, key: &str, value: &str) ->
         "forecast-min" => options.model.streaming.forecast_min = value.parse().ok()?,
         "ple" => options.model.streaming.rows_when = rows_when(PleFlag::from_str(value, false).ok()?),
         "io" => options.model.streaming.reader = value.parse().ok()?,
-        "io-depth" => options.model.streaming.depth = Some(positive()?.try_into().ok()?),
+        "io-depth" => options.model.streaming.depth = Some(io_depth(value).ok()?),
         "qsa-block" => options.model.block_tokens = Some(number()?),
         _ => return None,
     }
@@ -186,6 +186,11 @@ pub(crate) fn open(path: &Path, options: &EngineOptions) -> Result<Engine, CliEr
 
 fn ready(mut engine: Engine) -> Result<Engine, CliError> {
     for warning in &engine.model().config().warnings {
+        note::line(format_args!("strata: warning: {warning}"));
+    }
+    if engine.plan().slots < engine.plan().experts
+        && let Some(warning) = priority::warning()
+    {
         note::line(format_args!("strata: warning: {warning}"));
     }
     load_experts(&mut engine)?;

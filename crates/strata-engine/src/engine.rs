@@ -10,6 +10,7 @@ use strata_gguf::{Gguf, GgufError, Metadata, MetadataError, Optional};
 use strata_kernels::Cpu;
 use strata_model::ModelError;
 use strata_model::qwen4exp::{Lock, Model, Options as ModelOptions};
+use strata_store::StoreError;
 use strata_store::plan::{Limit, Plan, PlanError};
 use thiserror::Error;
 
@@ -85,6 +86,17 @@ pub enum EngineError {
 }
 
 impl EngineError {
+    /// What went wrong with a file: its name once.
+    fn load(path: &Path, source: ModelError) -> Self {
+        match source {
+            ModelError::File(error) => Self::File(error),
+            ModelError::Store(StoreError::Open { .. } | StoreError::Read { .. } | StoreError::EndOfFile { .. }) => {
+                Self::Model(source)
+            }
+            source => Self::Load { path: path.to_owned(), source },
+        }
+    }
+
     /// Whether the caller's own request to stop is all that happened.
     pub fn is_cancelled(&self) -> bool {
         matches!(self, Self::Model(ModelError::Cancelled))
@@ -191,8 +203,8 @@ impl Engine {
         if plan.slots < plan.experts && options.model.streaming.usage.is_empty() {
             options.model.streaming.usage = usage::load(&gguf);
         }
-        let model = Model::load(&gguf, backend, options.model.clone())
-            .map_err(|source| EngineError::Load { path: path.to_owned(), source })?;
+        let model =
+            Model::load(&gguf, backend, options.model.clone()).map_err(|source| EngineError::load(path, source))?;
         let path = path.to_owned();
         Ok(Self {
             model,
@@ -331,4 +343,23 @@ fn recommended_sampling(metadata: &Metadata) -> Result<SamplerParams, MetadataEr
         min_p: number("min_p")?.unwrap_or(0.05),
         seed: 0,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_named_once() {
+        let path = Path::new("m.gguf");
+        let os = || std::io::Error::from_raw_os_error(24);
+        for source in [
+            ModelError::Store(StoreError::Open { file: path.to_owned(), source: os() }),
+            ModelError::Store(StoreError::Port { port: "io_uring".to_owned(), source: os() }),
+            ModelError::Architecture("llama".to_owned()),
+        ] {
+            let text = EngineError::load(path, source).to_string();
+            assert_eq!(text.matches("m.gguf").count(), 1, "{text}");
+        }
+    }
 }

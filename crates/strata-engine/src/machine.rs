@@ -38,7 +38,7 @@ pub struct Conditions {
     pub clock_mhz: Option<f64>,
     /// The hottest of the machine's thermal zones now.
     pub temperature_c: Option<f64>,
-    /// Bytes that the machine has written to swap since it was started.
+    /// Bytes that the machine has written to swap: since it was started, or since another look at it.
     pub swapped_bytes: Option<u64>,
 }
 
@@ -55,8 +55,14 @@ impl Conditions {
         Self {
             clock_mhz: clocks.reduce(f64::max),
             temperature_c: millidegrees.map(|millidegrees: f64| millidegrees / 1e3).reduce(f64::max),
-            swapped_bytes: pages.map(|pages| pages * Memory::detect().page_bytes),
+            swapped_bytes: pages.map(|pages| pages.saturating_mul(Memory::detect().page_bytes)),
         }
+    }
+
+    /// The same, but of swap only what was written since `earlier`.
+    pub(crate) fn since(self, earlier: &Self) -> Self {
+        let swapped = earlier.swapped_bytes.zip(self.swapped_bytes);
+        Self { swapped_bytes: swapped.and_then(|(before, now)| now.checked_sub(before)), ..self }
     }
 }
 
@@ -87,5 +93,14 @@ mod tests {
         assert_eq!(count_cores(&text), Some(2), "two threads a core");
         assert_eq!(values(&text, "model name").next(), Some("A CPU: fast"));
         assert_eq!(count_cores("Processor: ARM"), None);
+    }
+
+    #[test]
+    fn field_report_56_swap_is_counted_for_a_run() {
+        let at =
+            |clock_mhz, swapped_bytes| Conditions { clock_mhz: Some(clock_mhz), temperature_c: None, swapped_bytes };
+        assert_eq!(at(2.0, Some(900)).since(&at(1.0, Some(400))), at(2.0, Some(500)));
+        assert_eq!(at(2.0, Some(900)).since(&at(1.0, None)), at(2.0, None));
+        assert_eq!(at(2.0, Some(3)).since(&at(1.0, Some(4))), at(2.0, None), "the machine slept, or counts anew");
     }
 }

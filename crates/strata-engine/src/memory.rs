@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tightest_group_counts() {
+    fn field_report_04_the_tightest_group_counts() {
         let root = groups(&[
             ("a/memory.max", "8000\n"),
             ("a/memory.current", "5000\n"),
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_of_the_first_kind_and_paths_of_the_host() {
+    fn field_report_04_groups_of_the_first_kind_and_paths_of_the_host() {
         let files = [
             ("memory/memory.limit_in_bytes", "4096000\n"),
             ("memory/memory.usage_in_bytes", "96000\n"),

@@ -68,3 +68,51 @@ fn facts(machine: &Machine, threads: Option<u64>, drive: Option<Drive>) -> Machi
         drive,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use strata_store::plan::{Limit, ModelShape};
+
+    use super::*;
+    use crate::Group;
+
+    #[test]
+    fn field_report_04_a_control_group_sets_the_budget_of_a_larger_machine() {
+        const GIB: u64 = 1 << 30;
+        let group = Some(Group { limit_bytes: 32 * GIB, used_bytes: 2 * GIB });
+        let memory = Memory {
+            total_bytes: Some(256 * GIB),
+            available_bytes: Some(200 * GIB),
+            group,
+            lock_limit_bytes: None,
+            page_bytes: 4096,
+        };
+        let machine = |memory: &Memory| Machine { processor: None, cores: None, threads: 2, memory: memory.clone() };
+        // 100 GiB of experts.
+        let shape = ModelShape {
+            experts: 512,
+            top_k: 10,
+            part_bytes: vec![[512 * 1024, 512 * 1024, 3 * 1024 * 1024]; 50],
+            pass_token_bytes: 100_000,
+            ..ModelShape::default()
+        };
+        let plan = |memory: &Memory, request: &Request| {
+            strata_store::plan::plan(&shape, &facts(&machine(memory), None, None), request)
+        };
+        let free = plan(&memory, &Request::default()).unwrap();
+        // What the group leaves, less a sixteenth.
+        assert_eq!((free.budget_bytes, free.limit), (30 * GIB / 16 * 15, Limit::ControlGroup));
+        assert!(free.total_bytes() <= free.budget_bytes && free.slots < free.experts);
+        let asked = |gib: u64| Request { memory_bytes: Some(gib * GIB), ..Request::default() };
+        assert_eq!(plan(&memory, &asked(30)).unwrap().budget_bytes, 30 * GIB);
+        let error = plan(&memory, &asked(31)).unwrap_err().to_string();
+        assert!(error.contains("this process's control group has only 30.00 GiB"), "{error}");
+        // What other programs leave counts when it is less, and the machine's memory when nothing else is known.
+        let busy = Memory { available_bytes: Some(8 * GIB), ..memory.clone() };
+        let of_busy = plan(&busy, &Request::default()).unwrap();
+        assert_eq!((of_busy.budget_bytes, of_busy.limit), (8 * GIB / 16 * 15, Limit::Available));
+        let alone = Memory { available_bytes: None, group: None, total_bytes: Some(16 * GIB), ..memory };
+        let of_alone = plan(&alone, &Request::default()).unwrap();
+        assert_eq!((of_alone.budget_bytes, of_alone.limit), (15 * GIB, Limit::Machine));
+    }
+}

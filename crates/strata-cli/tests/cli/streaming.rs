@@ -145,6 +145,13 @@ fn field_report_17_56_58_a_run_that_streams_tells_what_it_read_and_waited_for() 
     }
     assert_eq!((&shown["bench"], number(shown, "plan_bytes")), (&"prefill".into(), number(&runs[0], "plan_bytes")));
 
+    // Computation alone: what the run beside it read is not told as if it had been read in that time.
+    let fake = &json_lines(&[&base[..], &arena, &["--fake-stream"]].concat())[0];
+    for key in ["bytes_read", "bytes_needed", "bytes_wasted", "ngram_bytes_read"] {
+        assert_eq!(number(fake, key), 0, "{key} of {fake}");
+    }
+    assert!(fake["ratio"].is_null() && fake["drive_floor_s"].is_null() && fake["wall_s"].as_f64().unwrap() > 0.0);
+
     let lines = json_lines(&[&base[..], &arena, &["--compare", "lookahead=off,router"]].concat());
     let [line] = &lines[..] else { panic!("{lines:?}") };
     assert_eq!(line["compare"], serde_json::json!(["lookahead=off", "lookahead=router"]));
@@ -155,6 +162,28 @@ fn field_report_17_56_58_a_run_that_streams_tells_what_it_read_and_waited_for() 
     }
     assert!(line["b_over_a"].as_f64().unwrap() > 0.0);
     assert!(line["a"].as_array().unwrap().iter().all(|run| run["bytes_wasted"] == 0), "nothing is guessed: {line}");
+    // One strip, and nothing read before it is demanded: what is not resident is missed.
+    let one_strip = ["-n", "100", "--lookahead", "off", "--no-floors"];
+    let run = &json_lines(&[&base[..4], &base[8..], &arena, &one_strip].concat())[0];
+    let lookups = &run["lookups"];
+    assert!(number(lookups, "ahead") == 0 && number(lookups, "missed") > 0, "{run}");
+}
+
+#[test]
+fn field_report_10_what_is_resident_is_decided_by_the_plan_and_equal_on_repeat() {
+    let dir = tempfile::tempdir().unwrap();
+    let (model, _) = small(dir.path());
+    let args = ["bench", "prefill", "-m", arg(&model), "-n", "200", "--repeat", "3", "--no-floors", "--json"];
+    let ran = strata(&[&args[..], &["--arena-gb", "0.002"]].concat());
+    // 58 slots of 36,864 bytes. Of these, 2 x 4 + 12 are the ring, as many as may be on their way at a time.
+    assert!(ran.stderr.contains("58 of 128 experts"), "{ran:?}");
+    let shown: Value = serde_json::from_str(&ran.ok()).unwrap();
+    let of_run = |run: &Value| ["resident", "ahead", "missed"].map(|kind| number(&run["lookups"], kind));
+    let runs: Vec<_> = shown["runs"].as_array().unwrap().iter().map(of_run).collect();
+    let [resident, ahead, missed] = runs[0];
+    assert!(resident > 0 && resident < 58 && ahead + missed > 0, "{runs:?}");
+    let all = |run: &[u64; 3]| run.iter().sum::<u64>();
+    assert!(runs.iter().all(|run| run[0] == resident && all(run) == all(&runs[0])), "{runs:?}");
 }
 
 /// Distinct experts of single tokens are those that they are routed to: four in each of four layers.
@@ -296,7 +325,13 @@ fn field_report_12_55_too_little_memory_is_told_before_anything_is_loaded() {
     }
     strata(&["run", "hi", "--arena-gb=-1"]).fails(2, &["--arena-gb"]);
     strata(&["run", "hi", "--io", "carrier-pigeon"]).fails(2, &["--io", "uring"]);
-    strata(&["run", "hi", "--io-depth", "0"]).fails(2, &["--io-depth"]);
+    for depth in ["0", "1025", "x"] {
+        strata(&["run", "hi", "--io-depth", depth]).fails(2, &["--io-depth", "from 1 to 1024"]);
+        let compare = format!("io-depth=8,{depth}");
+        strata(&["bench", "prefill", "--compare", &compare]).fails(2, &[&compare, "io-depth"]);
+        let setting = format!("io-depth={depth}");
+        strata(&["parity", &setting, "default", "--ids", "1"]).fails(2, &["io-depth"]);
+    }
 }
 
 #[test]

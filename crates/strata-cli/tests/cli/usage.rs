@@ -176,3 +176,17 @@ fn output_that_cannot_be_written_is_a_failure() {
         assert!(stderr.contains("cannot write the output"), "{args:?}: {stderr}");
     }
 }
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_text_without_end_is_refused() {
+    let zeros = || std::fs::File::open("/dev/zero").unwrap();
+    for args in
+        [&["run", "-f", "/dev/zero"][..], &["run"], &["tokenize"], &["chat"], &["eval", "ppl", "--text", "/dev/zero"]]
+    {
+        let output = command(args).stdin(zeros()).output().unwrap();
+        assert_eq!((output.status.code(), output.stdout.len()), (Some(1), 0), "{args:?}");
+        let told = String::from_utf8(output.stderr).unwrap();
+        assert!(told.contains("it is too long: at most 256 MiB"), "{args:?}: {told}");
+    }
+}

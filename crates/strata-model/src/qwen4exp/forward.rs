@@ -21,7 +21,7 @@ pub enum Rows {
 
 /// Sees a forward pass from outside; it can look at things and stop it, but not change it.
 pub trait Observer {
-    /// Asked between strips: `true` ends the pass with [`ModelError::Cancelled`].
+    /// Asked between strips and between groups of experts: `true` ends the pass with [`ModelError::Cancelled`].
     fn is_cancelled(&self) -> bool {
         false
     }
@@ -332,7 +332,7 @@ impl Model {
             backend.shared_expert(pass, strip, &layer.moe.shared);
             poll(store, &mut table)?;
         }
-        experts(backend, store, &mut table, pass, index as u32, layer, top_k, buffers)?;
+        experts(backend, store, &mut table, pass, index as u32, layer, top_k, buffers, observer)?;
         for strip in strips(rows, options.strip_rows) {
             backend.combine(pass, strip.clone());
             backend.write_streams(pass, strip);
@@ -377,10 +377,15 @@ fn experts(
     layer: &Layer,
     top_k: usize,
     buffers: &mut Buffers,
+    observer: &dyn Observer,
 ) -> Result<(), ModelError> {
     let Buffers { routes, choices, starts, group, .. } = buffers;
     sort_choices(&routes.ids, top_k, layer.moe.scales.len(), choices, starts);
     loop {
+        // From a slow drive, the experts of a layer take long.
+        if observer.is_cancelled() {
+            return Err(ModelError::Cancelled);
+        }
         let mut slots: Vec<Slot> = Vec::new();
         store.ready(index, &mut slots)?;
         if slots.is_empty() {

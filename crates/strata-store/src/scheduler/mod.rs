@@ -166,6 +166,8 @@ struct Expert {
     is_forecast: bool,
     /// It is in the list of what its layer wants.
     is_listed: bool,
+    /// The strip that demanded it first, when nobody had asked for it before.
+    surprise: Option<u32>,
     is_hot: bool,
     /// The pass in which its read failed last.
     failed_in_pass: Option<u64>,
@@ -237,6 +239,8 @@ pub struct Scheduler {
     is_in_pass: bool,
     /// The layer at hand.
     layer: u32,
+    /// Strips of it that were routed.
+    strips: u32,
     is_closed: bool,
     /// Demanded experts that have not been handed out.
     outstanding: u32,
@@ -276,6 +280,7 @@ impl Scheduler {
             tokens: 0,
             is_forecast: false,
             is_listed: false,
+            surprise: None,
             is_hot: false,
             failed_in_pass: None,
             slot: None,
@@ -307,6 +312,7 @@ impl Scheduler {
             pass: 0,
             is_in_pass: false,
             layer: 0,
+            strips: 0,
             is_closed: false,
             outstanding: 0,
             unread_demand: 0,
@@ -374,6 +380,11 @@ impl Scheduler {
     pub fn resident(&self) -> impl Iterator<Item = (ExpertId, SlotId)> {
         let slots = (0..).zip(&self.slots).filter(|(_, slot)| slot.state == SlotState::Resident);
         slots.map(|(index, slot)| (self.id(slot.expert), SlotId { index, generation: slot.generation }))
+    }
+
+    /// Whether any slot is out.
+    pub fn is_any_out(&self) -> bool {
+        self.slots.iter().any(|slot| slot.pins > 0)
     }
 
     /// Slots that the arena has.

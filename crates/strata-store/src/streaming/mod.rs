@@ -462,9 +462,12 @@ impl ExpertStore for StreamingStore {
     }
 
     fn release(&mut self, slot: Slot) {
-        if self.fake.is_none() {
-            self.scheduler.release(slot.slot);
-            self.retire();
+        match &mut self.fake {
+            Some(fake) => fake.release(),
+            None => {
+                self.scheduler.release(slot.slot);
+                self.retire();
+            }
         }
     }
 
