@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 use strata_engine::{
-    Engine, EngineOptions, GdnForm, Isa, KvType, Limit, Lock, Lookahead, ModelOptions, Plan, RowsWhen, SamplerParams,
-    Streaming,
+    DraftKind, DraftOptions, Engine, EngineOptions, GdnForm, Isa, KvType, Limit, Lock, Lookahead, ModelOptions, Plan,
+    RowsWhen, SamplerParams, Streaming, StreamsNorm,
 };
 
 use crate::error::CliError;
 use crate::flags::{
-    EngineFlags, GdnFlag, IsaFlag, KvFlag, LockFlag, LookaheadFlag, PleFlag, SamplingFlags, StreamingFlags, gib,
-    thread_count,
+    DraftFlag, DraftFlags, EngineFlags, GdnFlag, IsaFlag, KvFlag, LockFlag, LookaheadFlag, NormFlag, PleFlag,
+    SamplingFlags, StreamingFlags, gib, thread_count,
 };
 use crate::{interrupt, note};
 
@@ -59,6 +59,7 @@ pub(crate) fn engine_options(flags: &EngineFlags) -> EngineOptions {
         memory_bytes: flags.streaming.memory_gb,
         arena_bytes: flags.streaming.arena_gb,
         pass_tokens: flags.pass,
+        drafts: DraftOptions::default(),
         model: ModelOptions {
             context_tokens: flags.context,
             kv: flags.streaming.kv.map(kv),
@@ -67,6 +68,24 @@ pub(crate) fn engine_options(flags: &EngineFlags) -> EngineOptions {
             block_tokens: flags.qsa_block,
             streaming: streaming(&flags.streaming),
             ..ModelOptions::default()
+        },
+    }
+}
+
+/// How a command that writes text drafts it.
+pub(crate) fn drafts(flags: &DraftFlags) -> DraftOptions {
+    DraftOptions {
+        kind: match flags.draft {
+            DraftFlag::Off => DraftKind::Off,
+            DraftFlag::Lookup => DraftKind::Lookup,
+            DraftFlag::Mtp => DraftKind::Mtp,
+            DraftFlag::Auto => DraftKind::Auto,
+        },
+        most: flags.draft_max as usize,
+        head: flags.mtp.clone(),
+        norm: match flags.mtp_norm {
+            NormFlag::One => StreamsNorm::One,
+            NormFlag::Grouped => StreamsNorm::Grouped,
         },
     }
 }

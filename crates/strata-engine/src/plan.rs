@@ -4,10 +4,10 @@ use std::path::Path;
 
 use strata_backend::{Arithmetic, Isa, KvType};
 use strata_gguf::Gguf;
-use strata_model::qwen4exp::{Config, memory_shape};
+use strata_model::qwen4exp::{Config, add_draft_head, memory_shape, window_bytes};
 use strata_store::plan::{Drive, MachineFacts, Plan, Request};
 
-use crate::{EngineError, EngineOptions, Machine, Memory};
+use crate::{DraftKind, EngineError, EngineOptions, Machine, Memory};
 
 /// The plan by which a file's model would be opened on this machine. `drive_bytes_per_second` is what the drive reads, if
 /// that is known.
@@ -34,7 +34,13 @@ pub(crate) fn plan_of(
     let isa = options.isa.unwrap_or_else(Isa::best);
     let arithmetic = if options.is_precise { Arithmetic::Float32 } else { isa.fastest_arithmetic() };
     let kv = options.model.kv.unwrap_or(KvType::of(arithmetic));
-    let shape = memory_shape(gguf, &config, strip_rows, kv).map_err(load)?;
+    let mut shape = memory_shape(gguf, &config, strip_rows, kv).map_err(load)?;
+    if let Some(head) = &options.model.draft_head {
+        add_draft_head(&mut shape, gguf, &config, head, strip_rows, kv).map_err(load)?;
+    }
+    if options.drafts.kind != DraftKind::Off {
+        shape.state_bytes += window_bytes(&config);
+    }
     // The latency of a drive is not known before it is measured.
     let drive = drive_bytes_per_second.map(|bytes_per_second| Drive { bytes_per_second, latency_ns: 0 });
     let threads = if options.threads == 0 { None } else { Some(options.threads as u64) };

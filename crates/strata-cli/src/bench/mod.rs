@@ -3,6 +3,7 @@
 mod decode;
 mod kernels;
 mod prefill;
+mod turns;
 
 use std::path::Path;
 

@@ -39,6 +39,9 @@ pub(crate) struct DecodeFlags {
     /// Tokens of the prompt before them, which is not timed.
     #[arg(long, value_name = "N", default_value_t = 128)]
     pub(crate) context_tokens: usize,
+    /// Do not measure floors, of which that of computation needs room for as many tokens again.
+    #[arg(long)]
+    pub(crate) no_floors: bool,
     #[command(flatten)]
     pub(crate) timing: TimingFlags,
 }

@@ -9,11 +9,13 @@ mod decode;
 pub mod drive;
 mod kernels;
 mod prefill;
+mod streamed;
 mod weights;
 
-pub use decode::{Decode, DecodeTiming, measure};
+pub use decode::{Decode, DecodeFloors, DecodeRun};
 pub use kernels::{KernelBench, KernelCase, KernelKind, KernelRate};
 pub use prefill::{Floors, PrefillRun};
+pub use streamed::{Counted, Streamed};
 
 /// Samples of one quantity.
 #[derive(Clone, Copy, Debug, PartialEq)]
