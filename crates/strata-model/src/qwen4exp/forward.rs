@@ -192,7 +192,7 @@ impl Model {
     ) -> Result<(), ModelError> {
         // Before any record: a row would wait behind them in the drive's queue.
         self.gather_ngrams(&sequence.window, ids, next_ids)?;
-        self.store.begin_pass(if ids.len() <= DECODE_ROWS { PassKind::Decode } else { PassKind::Prompt });
+        self.store.begin_pass(PassKind::of_rows(ids.len()));
         self.backend.embed(self.pass, 0, self.head.embedding, ids)?;
         let ple_rows = std::mem::take(&mut self.buffers.ple_rows);
         let layers = (0..self.layers.len()).try_for_each(|l| self.layer(l, sequence, ids.len(), &ple_rows, observer));
@@ -380,9 +380,6 @@ fn experts(
         }
     }
 }
-
-/// The most rows of a pass that counts as writing, not as reading a prompt: one token, or a few that were guessed.
-const DECODE_ROWS: usize = 8;
 
 /// The passes of `ids`, each with the one that follows it.
 fn with_next(ids: &[u32], pass_tokens: usize) -> impl Iterator<Item = (&[u32], &[u32])> {

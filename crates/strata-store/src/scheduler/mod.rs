@@ -54,6 +54,12 @@ impl Limits {
     pub fn ring_slots(&self) -> u32 {
         (self.slots / 100 * RING_PERCENT).min(self.experts.saturating_mul(2)).max(self.least_slots()).min(self.slots)
     }
+
+    /// Slots of the hot set: those that the ring leaves, or all where every expert has one.
+    pub fn hot_slots(&self) -> u32 {
+        let experts = self.record_bytes.len() as u64 * u64::from(self.experts);
+        if u64::from(self.slots) >= experts { self.slots } else { self.slots - self.ring_slots() }
+    }
 }
 
 /// The arena is smaller than the smallest legal one.
@@ -77,6 +83,16 @@ pub enum PassKind {
     Prompt,
     /// One token or a few: what was used longest ago gives way first, and what is used again enters the hot set.
     Decode,
+}
+
+/// The most rows of a pass that counts as writing, not as reading a prompt: one token, or a few that were guessed.
+const DECODE_ROWS: usize = 8;
+
+impl PassKind {
+    /// What a pass of so many rows is.
+    pub fn of_rows(rows: usize) -> Self {
+        if rows <= DECODE_ROWS { Self::Decode } else { Self::Prompt }
+    }
 }
 
 /// Why a record is read.

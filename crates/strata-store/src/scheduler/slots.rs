@@ -119,6 +119,18 @@ impl Scheduler {
         expert.slot = None;
     }
 
+    /// The hot set that was loaded is in the order of its list, whatever the order in which its records arrived.
+    pub(super) fn order_hot_set(&mut self) {
+        for at in 0..self.hot_loaded {
+            let expert = &self.experts[self.hot_list[at] as usize];
+            if let Some(slot) = expert.slot.filter(|_| expert.is_hot)
+                && self.slots[slot as usize].state == SlotState::Resident
+            {
+                self.hot.push_first(0, slot);
+            }
+        }
+    }
+
     /// The record of a read is in its slot.
     ///
     /// # Panics
@@ -203,17 +215,30 @@ impl Scheduler {
         slot.pins += 1;
         slot.is_unused = false;
         let (number, id) = (slot.expert, SlotId { index, generation: slot.generation });
-        let is_used_again = slot.read_in_pass != self.pass;
         self.experts[number as usize].need = Need::Served;
-        if self.kind == PassKind::Decode {
-            self.warm(index, is_used_again);
-        }
         Some(Outcome::Ready { expert: self.id(number), slot: id })
     }
 
+    /// A layer has used an expert. Told of all of a layer in the order of their indices: what stays in memory depends on
+    /// what was used, not on the order in which it arrived.
+    pub(super) fn used(&mut self, number: u32) {
+        // It may have given way to another of its layer, or have failed.
+        let Some(index) = self.experts[number as usize].slot else { return };
+        if self.slots[index as usize].state != SlotState::Resident {
+            return;
+        }
+        if self.kind == PassKind::Decode {
+            self.warm(index);
+        }
+        if self.slots[index as usize].pins == 0 {
+            self.settle(index);
+        }
+    }
+
     /// A use in decode: a hot slot becomes the hottest; one that was used before changes places with the coldest.
-    fn warm(&mut self, index: u32, is_used_again: bool) {
-        let number = self.slots[index as usize].expert as usize;
+    fn warm(&mut self, index: u32) {
+        let slot = &self.slots[index as usize];
+        let (number, is_used_again) = (slot.expert as usize, slot.read_in_pass != self.pass);
         if !self.experts[number].is_hot {
             let Some(coldest) = self.hot.first(0).filter(|_| is_used_again) else { return };
             self.hot.remove(coldest);
