@@ -81,7 +81,8 @@ pub enum PassKind {
     /// A part of a prompt: a sweep over nearly all experts. What it has used gives way first, because a sweep comes back
     /// to it last, and the hot set is left alone.
     Prompt,
-    /// One token or a few: what was used longest ago gives way first, and what is used again enters the hot set.
+    /// One token or a few: what is used enters the hot set, whose member used longest ago leaves it. Of those that left
+    /// first, the one used least gives way.
     Decode,
 }
 
@@ -179,6 +180,8 @@ struct Expert {
     /// A forecast asked for it in this pass, before it was demanded.
     is_forecast: bool,
     is_hot: bool,
+    /// The logarithm, to base 2, of its uses in decode: one in pass 0 counts 1, and later ones more.
+    log_uses: f64,
     /// The pass in which its read failed last.
     failed_in_pass: Option<u64>,
     /// Where its record is, or will be.
@@ -285,6 +288,7 @@ impl Scheduler {
             tokens: 0,
             is_forecast: false,
             is_hot: false,
+            log_uses: f64::NEG_INFINITY,
             failed_in_pass: None,
             slot: None,
         };

@@ -1,7 +1,7 @@
 //! Properties that hold for all traces, orders of arrival, failures and cancellations.
 
 use proptest::prelude::*;
-use strata_store::scheduler::{Class, Counts, Limits, Outcome, PassKind, Scheduler};
+use strata_store::scheduler::{Class, Limits, Outcome, PassKind, Scheduler};
 use strata_store::{Demand, ExpertId};
 
 use crate::simulator::{Compute, Drive, Simulator};
@@ -84,8 +84,8 @@ fn computed(outcomes: &[Outcome]) -> Vec<ExpertId> {
     all
 }
 
-/// What passes leave when reads end in an order by chance, some before others are started, and slots come back at once.
-fn left(case: &Case, passes: &[Pass], seed: u64) -> Vec<(Vec<ExpertId>, Vec<ExpertId>, Counts)> {
+/// What passes leave, and what they found, when reads end in an order by chance, some before others are started, and slots come back at once.
+fn left(case: &Case, passes: &[Pass], seed: u64) -> Vec<(Vec<ExpertId>, Vec<ExpertId>, u64)> {
     let mut random = Random::new(seed);
     let mut scheduler = Scheduler::new(case.limits.clone(), &case.hot).unwrap();
     let mut under_way = Vec::new();
@@ -120,7 +120,7 @@ fn left(case: &Case, passes: &[Pass], seed: u64) -> Vec<(Vec<ExpertId>, Vec<Expe
         scheduler.end_pass();
         let mut resident: Vec<_> = scheduler.resident().map(|(id, _)| id).collect();
         resident.sort_unstable();
-        (resident, scheduler.hot_set().collect(), *scheduler.counts())
+        (resident, scheduler.hot_set().collect(), scheduler.counts().resident.records)
     };
     passes.iter().map(leave).collect()
 }

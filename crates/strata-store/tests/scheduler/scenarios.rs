@@ -185,11 +185,11 @@ fn the_hot_set_is_loaded_kept_in_prompts_and_exchanged_in_decode() {
     s.end_pass();
     assert_eq!(s.hot_set().collect::<Vec<_>>(), hot);
     assert_eq!(s.counts().resident.records, 4);
-    // The first use in decode is probation, the second takes the coldest one's place. A use makes the hottest.
+    // A use in decode makes the hottest; if it was not hot, the coldest one gives up its place.
     for (used, hot) in [
-        (3, [id(0, 0), id(0, 1), id(1, 2), id(1, 3)]),
         (2, [id(1, 2), id(0, 0), id(0, 1), id(1, 3)]),
         (3, [id(2, 3), id(1, 2), id(0, 0), id(0, 1)]),
+        (2, [id(1, 2), id(2, 3), id(0, 0), id(0, 1)]),
     ] {
         s.begin_pass(PassKind::Decode);
         layer(&mut s, 0, &[]);
@@ -198,6 +198,32 @@ fn the_hot_set_is_loaded_kept_in_prompts_and_exchanged_in_decode() {
         s.end_pass();
         assert_eq!(s.hot_set().collect::<Vec<_>>(), hot);
     }
+}
+
+/// In decode, those that left the hot set wait for their turn; the one of them that was used least gives way, and of as many
+/// uses the one that waits longest.
+#[test]
+fn what_was_used_least_gives_way_in_decode() {
+    // One slot is the hot set's.
+    let mut s = scheduler(7, 2, &[(3, 9)]);
+    let started = reads(&mut s);
+    finish(&mut s, &started);
+    // (3, 9) was never used, and 0 twice before all others: it waits longer than 1, which goes.
+    let passes: [(&[u32], &[ExpertId]); 6] =
+        [(&[0], &[]), (&[0], &[]), (&[1, 2], &[]), (&[3, 4], &[]), (&[5, 6], &[id(3, 9)]), (&[7], &[id(0, 1)])];
+    for (experts, evicted) in passes {
+        s.begin_pass(PassKind::Decode);
+        let all: Vec<_> = experts.iter().map(|expert| (*expert, 1)).collect();
+        s.demand(0, &demands(&all)).unwrap();
+        let started = reads(&mut s);
+        assert_eq!(started.iter().filter_map(|read| read.evicted).collect::<Vec<_>>(), evicted, "{experts:?}");
+        finish(&mut s, &started);
+        s.close(0);
+        serve(&mut s, 0);
+        (1..4).for_each(|index| assert!(layer(&mut s, index, &[]).is_empty()));
+        s.end_pass();
+    }
+    assert_eq!(s.hot_set().collect::<Vec<_>>(), [id(0, 7)]);
 }
 
 #[test]
