@@ -230,7 +230,14 @@ impl Scheduler {
         slot.pins += 1;
         slot.is_unused = false;
         let (number, id) = (slot.expert, SlotId { index, generation: slot.generation });
-        self.experts[number as usize].need = Need::Served;
+        let expert = &mut self.experts[number as usize];
+        expert.need = Need::Served;
+        if self.kind == PassKind::Decode {
+            // log2(2^a + 2^b), with neither power taken.
+            let use_now = self.pass as f64 / HALF_LIFE_PASSES;
+            let rest = (-(use_now - expert.log_uses).abs()).exp2().ln_1p() / std::f64::consts::LN_2;
+            expert.log_uses = use_now.max(expert.log_uses) + rest;
+        }
         Some(Outcome::Ready { expert: self.id(number), slot: id })
     }
 
@@ -253,12 +260,7 @@ impl Scheduler {
     /// A use in decode: it becomes the hottest of the hot set. One that was not in it changes places with the coldest.
     fn warm(&mut self, index: u32) {
         let number = self.slots[index as usize].expert as usize;
-        let expert = &mut self.experts[number];
-        // log2(2^a + 2^b), with neither power taken.
-        let use_now = self.pass as f64 / HALF_LIFE_PASSES;
-        let rest = (-(use_now - expert.log_uses).abs()).exp2().ln_1p() / std::f64::consts::LN_2;
-        expert.log_uses = use_now.max(expert.log_uses) + rest;
-        if !expert.is_hot {
+        if !self.experts[number].is_hot {
             let Some(coldest) = self.hot.first(0) else { return };
             self.hot.remove(coldest);
             self.experts[self.slots[coldest as usize].expert as usize].is_hot = false;
