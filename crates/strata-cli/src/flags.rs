@@ -10,7 +10,7 @@ pub(crate) use self::plan::{PlanFlags, gib};
 pub(crate) use self::probe::ProbeFlags;
 pub(crate) use self::report::ReportFlags;
 pub(crate) use self::sim::{
-    HotFlag, SimFlags, SimMachineFlags, SimPolicyFlags, SimTextFlags, TraceCommand, TraceRecordFlags,
+    HotFlag, SimFlags, SimMachineFlags, SimPolicyFlags, SimTextFlags, TraceCommand, TraceRecordFlags, TraceReplayFlags,
 };
 pub(crate) use self::streaming::{KvFlag, LockFlag, LookaheadFlag, PleFlag, StreamingFlags, io_depth};
 

@@ -49,6 +49,7 @@ fn main() -> ExitCode {
         Command::Plan(flags) => plan::plan(&flags),
         Command::Sim(flags) => sim::sim(&flags),
         Command::Trace(TraceCommand::Record(flags)) => trace::record(&flags),
+        Command::Trace(TraceCommand::Replay(flags)) => trace::replay(&flags),
         Command::Probe(flags) => probe::probe(&flags),
         Command::Tokenize(flags) => tokenize::tokenize(&flags),
         Command::Logits(flags) => exact::logits(&flags),

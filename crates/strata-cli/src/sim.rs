@@ -149,21 +149,7 @@ fn too_small(error: impl std::fmt::Display) -> CliError {
 fn text(flags: &SimTextFlags) -> Result<(Trace, Option<Ranking>), CliError> {
     if let Some(path) = &flags.trace {
         let trace = read_trace(path)?;
-        let ranking = flags.profile.as_deref().map(read_trace).transpose()?;
-        if let Some(other) =
-            ranking.as_ref().filter(|other| (other.layers, other.experts) != (trace.layers, trace.experts))
-        {
-            let text = format!(
-                "{}: routes of {} layers of {} experts; those of {} are of {} layers of {} experts",
-                path.display(),
-                trace.layers,
-                trace.experts,
-                flags.profile.as_deref().unwrap_or(path).display(),
-                other.layers,
-                other.experts
-            );
-            return Err(CliError::Failed(text));
-        }
+        let ranking = flags.profile.as_deref().map(|path| read_other(path, &trace)).transpose()?;
         return Ok((trace, ranking.as_ref().map(Ranking::of)));
     }
     let synthetic = Synthetic {
@@ -199,10 +185,27 @@ fn most_routes(synthetic: &Synthetic) -> u64 {
     strips * u64::from(layers) * 2 * (of_strip + 8)
 }
 
-fn read_trace(path: &Path) -> Result<Trace, CliError> {
+pub(crate) fn read_trace(path: &Path) -> Result<Trace, CliError> {
     let failed = |error: &dyn std::fmt::Display| CliError::Failed(format!("{}: {error}", path.display()));
     let file = File::open(path).map_err(|error| failed(&error))?;
     Trace::read(&mut BufReader::new(file)).map_err(|error| failed(&error))
+}
+
+/// Routes of other text by the same model.
+pub(crate) fn read_other(path: &Path, trace: &Trace) -> Result<Trace, CliError> {
+    let other = read_trace(path)?;
+    if (other.layers, other.experts) == (trace.layers, trace.experts) {
+        return Ok(other);
+    }
+    let text = format!(
+        "{}: routes of {} layers of {} experts; those that it is to say something of have {} layers of {} experts",
+        path.display(),
+        other.layers,
+        other.experts,
+        trace.layers,
+        trace.experts
+    );
+    Err(CliError::Failed(text))
 }
 
 fn machine(flags: &SimMachineFlags, trace: &Trace) -> Machine {

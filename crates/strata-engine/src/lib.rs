@@ -43,7 +43,7 @@ pub use strata_store::reads::ReaderKind;
 pub use strata_store::sim;
 pub use strata_store::system::{IoPriority, io_priority};
 pub use strata_store::timeline::Timeline;
-pub use strata_store::{Lookahead, StreamingOptions};
+pub use strata_store::{ExpertId, Lookahead, StreamingOptions};
 pub use synth::{Routing, Synth, SynthError, SynthOptions, SynthShape, SynthStatistics};
 pub use template::{ChatOptions, ChatTemplate, TemplateError};
 pub use timeline::{Busy, LaneTotal, LayerTotal, Segment, TimelineError, Totals, Trace, TraceSpan};

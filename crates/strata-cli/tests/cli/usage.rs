@@ -5,7 +5,7 @@ use std::process::Stdio;
 
 use crate::{command, strata};
 
-const COMMANDS: [&[&str]; 20] = [
+const COMMANDS: [&[&str]; 21] = [
     &[],
     &["run"],
     &["chat"],
@@ -13,6 +13,7 @@ const COMMANDS: [&[&str]; 20] = [
     &["plan"],
     &["sim"],
     &["trace", "record"],
+    &["trace", "replay"],
     &["tokenize"],
     &["logits"],
     &["dump"],
@@ -92,6 +93,11 @@ fn a_wrong_command_line_ends_with_2() {
         &["trace", "record"],
         &["trace", "record", "-o", "x", "--limit", "0"],
         &["trace", "record", "-o", "x", "--ids", "1", "--text", "y"],
+        &["trace", "record", "-o", "x", "--ids", "1,2", "--decode", "2"],
+        &["trace", "record", "-o", "x", "--ids", "1,2", "--decode", "1", "--write", "1"],
+        &["trace", "replay"],
+        &["trace", "replay", "x", "--slots", "0"],
+        &["trace", "replay", "x", "--slots", "9", "--share", "0.5"],
         &["kld"],
         &["kld", "--save", "x"],
         &["kld", "--save", "x", "--against", "y"],

@@ -194,7 +194,7 @@ impl Model {
     ) -> Result<(), ModelError> {
         // Before any record: a row would wait behind them in the drive's queue.
         self.gather_ngrams(&sequence.window, ids, next_ids)?;
-        self.store.begin_pass(if ids.len() <= DECODE_ROWS { PassKind::Decode } else { PassKind::Prompt });
+        self.store.begin_pass(PassKind::of_rows(ids.len()));
         self.backend.embed(self.pass, 0, self.head.embedding, ids)?;
         let ple_rows = std::mem::take(&mut self.buffers.ple_rows);
         let layers = (0..self.layers.len()).try_for_each(|l| self.layer(l, sequence, ids.len(), &ple_rows, observer));
@@ -408,7 +408,7 @@ fn experts(
 }
 
 /// The most rows of a pass that counts as writing, not as reading a prompt: one token, or a few that were guessed.
-pub const DECODE_ROWS: usize = 8;
+pub const DECODE_ROWS: usize = PassKind::DECODE_ROWS;
 
 /// Choices of a forecast for a single row. More than the row will have: of the sixteen that the next layer's router names
 /// first, ten have 60 % of those that are needed, and all sixteen 72 %.

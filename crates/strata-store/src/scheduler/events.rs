@@ -15,6 +15,9 @@ impl Scheduler {
     /// When a pass is under way. The other events of a pass panic when they come out of this order.
     pub fn begin_pass(&mut self, kind: PassKind) {
         assert!(!self.is_in_pass, "a pass is under way");
+        if self.pass == 0 {
+            self.order_hot_set();
+        }
         self.is_in_pass = true;
         self.kind = kind;
         self.pass += 1;
@@ -160,6 +163,12 @@ impl Scheduler {
     pub fn layer_done(&mut self, layer: u32) {
         assert!(self.is_in_pass && layer == self.layer && self.is_closed, "layer {layer} is not closed");
         assert_eq!(self.outstanding, 0, "experts of layer {layer} that were not handed out");
+        for at in 0..self.wanted[layer as usize].len() {
+            let number = self.wanted[layer as usize][at];
+            if self.experts[number as usize].need == Need::Served {
+                self.used(number);
+            }
+        }
         self.drop_wanted(layer);
         self.layer += 1;
         self.strips = 0;

@@ -56,6 +56,12 @@ impl Limits {
     pub fn ring_slots(&self) -> u32 {
         (self.slots / 100 * RING_PERCENT).min(self.experts.saturating_mul(2)).max(self.least_slots()).min(self.slots)
     }
+
+    /// Slots of the hot set: those that the ring leaves, or all where every expert has one.
+    pub fn hot_slots(&self) -> u32 {
+        let experts = self.record_bytes.len() as u64 * u64::from(self.experts);
+        if u64::from(self.slots) >= experts { self.slots } else { self.slots - self.ring_slots() }
+    }
 }
 
 /// The arena is smaller than the smallest legal one.
@@ -77,8 +83,19 @@ pub enum PassKind {
     /// A part of a prompt: a sweep over nearly all experts. What it has used gives way first, because a sweep comes back
     /// to it last, and the hot set is left alone.
     Prompt,
-    /// One token or a few: what was used longest ago gives way first, and what is used again enters the hot set.
+    /// One token or a few: what is used enters the hot set, whose member used longest ago leaves it. Of those that left
+    /// first, the one used least gives way.
     Decode,
+}
+
+impl PassKind {
+    /// The most rows of a pass that counts as writing, not as reading a prompt: one token, or a few that were guessed.
+    pub const DECODE_ROWS: usize = 8;
+
+    /// What a pass of so many rows is.
+    pub fn of_rows(rows: usize) -> Self {
+        if rows <= Self::DECODE_ROWS { Self::Decode } else { Self::Prompt }
+    }
 }
 
 /// Why a record is read.
@@ -169,6 +186,8 @@ struct Expert {
     /// The strip that demanded it first, when nobody had asked for it before.
     surprise: Option<u32>,
     is_hot: bool,
+    /// The logarithm, to base 2, of its uses in decode: one in pass 0 counts 1, and later ones more.
+    log_uses: f64,
     /// The pass in which its read failed last.
     failed_in_pass: Option<u64>,
     /// Where its record is, or will be.
@@ -282,6 +301,7 @@ impl Scheduler {
             is_listed: false,
             surprise: None,
             is_hot: false,
+            log_uses: f64::NEG_INFINITY,
             failed_in_pass: None,
             slot: None,
         };

@@ -333,8 +333,8 @@ fn scheduler(
         slots: slots as u32,
         depth: options.depth,
     };
-    let hot = if slots as u64 >= records.experts() { slots } else { slots - limits.ring_slots() as usize };
-    let mut scheduler = Scheduler::new(limits, &profile.hottest(hot))?;
+    let hot = profile.hottest(limits.hot_slots() as usize);
+    let mut scheduler = Scheduler::new(limits, &hot)?;
     scheduler.set_forecast_min(options.forecast_min);
     Ok(scheduler)
 }
