@@ -15,7 +15,10 @@ use thiserror::Error;
 
 use crate::generate::OnProgress;
 use crate::plan::plan_of;
-use crate::{ChatOptions, ChatTemplate, SamplerParams, SamplingError, TemplateError, Tokenizer, TokenizerError, usage};
+use crate::{
+    ChatOptions, ChatTemplate, DraftOptions, SamplerParams, SamplingError, TemplateError, Tokenizer, TokenizerError,
+    usage,
+};
 
 /// What can go wrong between a model file and text.
 #[derive(Debug, Error)]
@@ -110,6 +113,8 @@ pub struct EngineOptions {
     pub arena_bytes: Option<u64>,
     /// Tokens of a prompt that go through the layers together; `None`: as memory allows.
     pub pass_tokens: Option<usize>,
+    /// How tokens are drafted.
+    pub drafts: DraftOptions,
     /// How the model is run. Tokens of context and of a pass, and the slots of the arena, are set by the plan.
     pub model: ModelOptions,
 }
@@ -162,7 +167,9 @@ impl Engine {
         on_plan: impl FnOnce(&Plan),
     ) -> Result<Self, EngineError> {
         let gguf = Gguf::open(path)?;
-        let plan = plan_of(&gguf, path, options, None)?;
+        let mut options = options.clone();
+        options.model.draft_head = options.drafts.open_head(&gguf)?;
+        let plan = plan_of(&gguf, path, &options, None)?;
         on_plan(&plan);
         let isa = options.isa.unwrap_or_else(Isa::best);
         let cpu_backend = match options.is_precise {
@@ -175,7 +182,6 @@ impl Engine {
             let (profiled, shared) = ProfiledBackend::new(backend, options.model.timeline.clone());
             (backend, profile) = (Box::new(profiled), options.is_profiled.then_some(shared));
         }
-        let mut options = options.clone();
         options.model.context_tokens = Some(plan.context_tokens as usize);
         options.model.pass_tokens = plan.pass_tokens as usize;
         options.model.streaming.slots = Some(plan.slots as usize);

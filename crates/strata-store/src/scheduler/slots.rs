@@ -1,6 +1,6 @@
 //! Slots: which read is next, where it goes, what gives way to it, and what happens to a slot that nobody needs any more.
 
-use super::{Class, ExpertId, Need, Outcome, PassKind, Read, Scheduler, Slot, SlotId, SlotState, chain};
+use super::{Class, Expert, ExpertId, Need, Outcome, PassKind, Read, Scheduler, Slot, SlotId, SlotState, chain};
 
 /// Passes after which a use counts half, and slots of which the one used least gives way in decode: with these, the arena
 /// is within two points of hits of the best policy that does not know what comes (docs/policies.md).
@@ -33,8 +33,12 @@ impl Scheduler {
     }
 
     fn next_ahead(&self) -> Option<u32> {
-        let layer = self.unread_ahead.iter().position(|unread| *unread > 0)?;
-        self.most_wanted(layer as u32, Need::Forecast, self.forecast_min)
+        let layer = self.unread_ahead.iter().position(|unread| *unread > 0)? as u32;
+        if self.ahead.is_of(layer) {
+            self.next_choice(layer)
+        } else {
+            self.most_wanted(layer, Need::Forecast, self.forecast_min)
+        }
     }
 
     /// The member of the hot set to be loaded next.
@@ -50,17 +54,13 @@ impl Scheduler {
         None
     }
 
-    /// Of the layer's experts with this need and no slot, the one that most tokens wait for, at least so many.
+    /// Of the layer's experts with this need and no slot, the one that most tokens wait for, at least so many; the lower
+    /// index among equals.
     fn most_wanted(&self, layer: u32, need: Need, least_tokens: u32) -> Option<u32> {
-        let mut most = None;
-        for number in self.numbers(layer) {
-            let expert = &self.experts[number as usize];
-            let is_candidate = expert.need == need && expert.slot.is_none() && expert.tokens >= least_tokens;
-            if is_candidate && most.is_none_or(|(_, tokens)| expert.tokens > tokens) {
-                most = Some((number, expert.tokens));
-            }
-        }
-        most.map(|(number, _)| number)
+        let experts = self.wanted[layer as usize].iter().map(|number| (*number, &self.experts[*number as usize]));
+        let candidates =
+            experts.filter(|(_, expert)| expert.need == need && expert.slot.is_none() && expert.tokens >= least_tokens);
+        candidates.max_by_key(|(number, expert)| (expert.tokens, std::cmp::Reverse(*number))).map(|(number, _)| number)
     }
 
     /// Gives a slot to the expert's record, if one can be had.
@@ -100,14 +100,19 @@ impl Scheduler {
         Some(Read { slot: SlotId { index, generation: slot.generation }, expert: id, class, evicted })
     }
 
-    /// The slot that gives way first: in decode, of those whose turn it is, the one whose expert was used least.
+    /// The slot that gives way first: in decode, of those whose turn it is, the one whose expert was used least; what the
+    /// layer at hand has used only when there is nothing else.
     fn coldest(&self) -> Option<u32> {
         let turn = self.chains.forwards(chain::COLD).take(match self.kind {
             PassKind::Prompt => 1,
             PassKind::Decode => LEAST_USED_OF,
         });
-        let log_uses = |slot: &u32| self.experts[self.slots[*slot as usize].expert as usize].log_uses;
-        turn.min_by(|a, b| log_uses(a).total_cmp(&log_uses(b)))
+        let expert = |slot: &u32| &self.experts[self.slots[*slot as usize].expert as usize];
+        turn.min_by(|a, b| {
+            let [a, b] = [a, b].map(expert);
+            let is_served = |expert: &Expert| expert.need == Need::Served;
+            is_served(a).cmp(&is_served(b)).then(a.log_uses.total_cmp(&b.log_uses))
+        })
     }
 
     /// Makes room for another record; gives the expert whose record was there.
@@ -309,6 +314,9 @@ impl Scheduler {
             let (number, class) = (slot.expert, slot.class);
             let record_bytes = self.record_bytes(number);
             self.counts.wasted[class] += record_bytes;
+            if (self.kind, class) == (PassKind::Decode, Class::ReadAhead) {
+                self.ahead.add_wasted(record_bytes);
+            }
         }
     }
 }
