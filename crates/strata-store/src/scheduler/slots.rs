@@ -1,6 +1,6 @@
 //! Slots: which read is next, where it goes, what gives way to it, and what happens to a slot that nobody needs any more.
 
-use super::{Class, ExpertId, Need, Outcome, PassKind, Read, Scheduler, Slot, SlotId, SlotState, chain};
+use super::{Class, Expert, ExpertId, Need, Outcome, PassKind, Read, Scheduler, Slot, SlotId, SlotState, chain};
 
 /// Passes after which a use counts half, and slots of which the one used least gives way in decode: with these, the arena
 /// is within two points of hits of the best policy that does not know what comes (docs/policies.md).
@@ -100,14 +100,19 @@ impl Scheduler {
         Some(Read { slot: SlotId { index, generation: slot.generation }, expert: id, class, evicted })
     }
 
-    /// The slot that gives way first: in decode, of those whose turn it is, the one whose expert was used least.
+    /// The slot that gives way first: in decode, of those whose turn it is, the one whose expert was used least; what the
+    /// layer at hand has used only when there is nothing else.
     fn coldest(&self) -> Option<u32> {
         let turn = self.chains.forwards(chain::COLD).take(match self.kind {
             PassKind::Prompt => 1,
             PassKind::Decode => LEAST_USED_OF,
         });
-        let log_uses = |slot: &u32| self.experts[self.slots[*slot as usize].expert as usize].log_uses;
-        turn.min_by(|a, b| log_uses(a).total_cmp(&log_uses(b)))
+        let expert = |slot: &u32| &self.experts[self.slots[*slot as usize].expert as usize];
+        turn.min_by(|a, b| {
+            let [a, b] = [a, b].map(expert);
+            let is_served = |expert: &Expert| expert.need == Need::Served;
+            is_served(a).cmp(&is_served(b)).then(a.log_uses.total_cmp(&b.log_uses))
+        })
     }
 
     /// Makes room for another record; gives the expert whose record was there.

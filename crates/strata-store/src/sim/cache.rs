@@ -171,7 +171,7 @@ impl Ranked {
 
 /// The hits of the best of all caches, by group: it knows what comes (Belady 1966), and begins with what is best to begin
 /// with. It need not hold a group together, so that nothing that reads what is missing, one after the other in any order, has
-/// fewer misses.
+/// fewer misses, where there is room for every group.
 pub(super) fn best_hits(groups: &[Vec<u32>], slots: usize, experts: usize) -> Vec<usize> {
     // When each expert of each group is used next.
     let mut next = vec![u64::MAX; experts];

@@ -246,7 +246,7 @@ proptest! {
         simulator.drain();
         let hot: Vec<_> = simulator.scheduler.hot_set().collect();
         let all = (0..case.style.experts).map(|expert| Demand { expert, tokens: 9 }).collect();
-        let strip = trace::Strip { demand: all, forecasts: Vec::new(), ranked: None };
+        let strip = trace::Strip { demand: all, ..trace::Strip::default() };
         let layers = vec![vec![strip]; case.style.layers as usize];
         let sweep = Pass { kind: PassKind::Prompt, profile: Vec::new(), layers };
         for _ in 0..2 {

@@ -73,7 +73,7 @@ fn broken_files_are_refused_with_the_place() {
         (change(0, b"T"), "no route trace of version 1"),
         (change(8, &[3]), "no route trace of version 1 or 2"),
         // The rows, 2, are the number of passes after the text then.
-        (change(8, &[2]), "at offset 15, "),
+        (change(8, &[2]), "at offset 21, 2 rows make 2 choices instead of 4"),
         ([&SMALL[..8], &[2], &SMALL[9..14], &[0], &SMALL[14..]].concat(), "passes after the text is 0"),
         (SMALL[..SMALL.len() - 1].to_vec(), "at offset 36, the file ends too early"),
         (SMALL[..12].to_vec(), "at offset 12, the file ends too early"),
