@@ -62,6 +62,7 @@ pub(crate) fn chat(flags: &ChatFlags) -> Result<(), CliError> {
                 let generated = run::stream(&mut engine, &mut session, &ids, &options)?;
                 writeln!(std::io::stdout())?;
                 note::line(run::summary(&generated));
+                setup::save_generated(&engine, "chat", &generated);
                 if generated.finish == Finish::Stopped && generated.tokens.is_empty() {
                     messages.pop();
                     continue;

@@ -4,7 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-pub(crate) use self::bench::{BenchCommand, DecodeFlags, DoctorFlags, KernelsFlags, PrefillFlags, TimingFlags};
+pub(crate) use self::bench::{BenchCommand, DecodeFlags, KernelsFlags, PrefillFlags, TimingFlags};
+pub(crate) use self::doctor::{CalibrateFlags, DoctorFlags};
 pub(crate) use self::plan::{PlanFlags, gib};
 pub(crate) use self::probe::ProbeFlags;
 pub(crate) use self::report::ReportFlags;
@@ -14,6 +15,7 @@ pub(crate) use self::sim::{
 pub(crate) use self::streaming::{LockFlag, LookaheadFlag, PleFlag, StreamingFlags};
 
 mod bench;
+mod doctor;
 mod plan;
 mod probe;
 mod report;
@@ -67,8 +69,10 @@ pub(crate) enum Command {
     Bench(BenchCommand),
     /// Make a page from a timeline: what the drive and the processor did when.
     Report(ReportFlags),
-    /// Show what this machine can do.
+    /// Check this machine and a model, and say what speed to expect.
     Doctor(DoctorFlags),
+    /// Find the fastest size of the arena of experts, and keep it for later runs.
+    Calibrate(CalibrateFlags),
     /// Print a completion script for a shell.
     Completions {
         /// The shell.

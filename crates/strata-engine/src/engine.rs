@@ -15,6 +15,7 @@ use thiserror::Error;
 
 use crate::generate::OnProgress;
 use crate::plan::plan_of;
+use crate::running::{Entry, Turn};
 use crate::{ChatOptions, ChatTemplate, SamplerParams, SamplingError, TemplateError, Tokenizer, TokenizerError, usage};
 
 /// What can go wrong between a model file and text.
@@ -110,6 +111,9 @@ pub struct EngineOptions {
     pub arena_bytes: Option<u64>,
     /// Tokens of a prompt that go through the layers together; `None`: as memory allows.
     pub pass_tokens: Option<usize>,
+    /// Whether what lies in the user's folders counts: the arena that was found best ([`crate::Calibration`]), and the
+    /// memory that plans of other running processes promise them ([`crate::running`]), which are told of this one, too.
+    pub heeds_user_files: bool,
     /// How the model is run. Tokens of context and of a pass, and the slots of the arena, are set by the plan.
     pub model: ModelOptions,
 }
@@ -130,6 +134,7 @@ pub struct Engine {
     pub(crate) model: Model,
     path: PathBuf,
     plan: Plan,
+    entry: Option<Entry>,
     pub(crate) gguf: Gguf,
     pub(crate) options: EngineOptions,
     profile: Option<SharedProfile>,
@@ -162,7 +167,10 @@ impl Engine {
         on_plan: impl FnOnce(&Plan),
     ) -> Result<Self, EngineError> {
         let gguf = Gguf::open(path)?;
+        let turn = options.heeds_user_files.then(Turn::take);
         let plan = plan_of(&gguf, path, options, None)?;
+        let entry = if turn.is_some() { Entry::make(path, plan.total_bytes()) } else { None };
+        drop(turn);
         on_plan(&plan);
         let isa = options.isa.unwrap_or_else(Isa::best);
         let cpu_backend = match options.is_precise {
@@ -192,6 +200,7 @@ impl Engine {
             model,
             path,
             plan,
+            entry,
             gguf,
             options,
             profile,
@@ -240,6 +249,7 @@ impl Engine {
             self.plan.slots = slots;
             self.plan.arena_bytes = slots * self.plan.slot_bytes;
             self.plan.limit = Limit::Arena;
+            self.entry.iter().for_each(|entry| entry.announce(self.plan.total_bytes()));
         }
         Ok(())
     }

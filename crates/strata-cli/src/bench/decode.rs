@@ -28,6 +28,9 @@ pub(crate) fn decode(flags: &DecodeFlags) -> Result<(), CliError> {
         let context = if context_tokens > 0 { format!(" after {context_tokens}") } else { String::new() };
         let title = format!("bench {name}, {tokens} tokens{context}");
         timeline::write(&recorder, flags.timeline.as_deref(), &title, &setup::describe(&engines[0]))?;
+        if flags.compare.is_none() {
+            setup::save_run(&engines[0], "bench decode", None, Some((tokens, timings[0].spread().median)));
+        }
         let backends = engines.iter().map(|engine| engine.model().describe_backend());
         Ok::<Vec<_>, CliError>(backends.zip(timings).collect())
     };

@@ -56,6 +56,10 @@ pub(crate) fn prefill(flags: &PrefillFlags) -> Result<(), CliError> {
                 bench.tell(&sides[at], turn, timing.repeat, &runs[at][turn]);
             }
         }
+        if let ([_], false) = (&sides[..], flags.fake_stream) {
+            let wall_s = Spread::of(runs[0].iter().map(|run| run.wall_s)).median;
+            setup::save_run(&engines[0], "bench prefill", Some((tokens, wall_s)), None);
+        }
         engines.iter_mut().try_for_each(&mut note_end)?;
     } else {
         note::line("strata: two such models do not fit into memory: one is opened anew for each run");

@@ -5,7 +5,7 @@ use std::process::Stdio;
 
 use crate::{command, strata};
 
-const COMMANDS: [&[&str]; 20] = [
+const COMMANDS: [&[&str]; 21] = [
     &[],
     &["run"],
     &["chat"],
@@ -25,6 +25,7 @@ const COMMANDS: [&[&str]; 20] = [
     &["bench", "kernels"],
     &["report"],
     &["doctor"],
+    &["calibrate"],
     &["completions"],
 ];
 
@@ -109,6 +110,12 @@ fn a_wrong_command_line_ends_with_2() {
         &["bench", "kernels", "--weights-gb", "nan"],
         &["eval", "ppl"],
         &["eval", "ppl", "--text", "x", "--window", "1"],
+        &["doctor", "--memory-gb", "0"],
+        &["calibrate", "--sizes", "1,0"],
+        &["calibrate", "--arena-gb", "1"],
+        &["calibrate", "--memory-gb", "1"],
+        &["calibrate", "--forget", "--sizes", "1"],
+        &["calibrate", "--repeat", "0"],
         &["completions"],
         &["completions", "teletype"],
     ] {

@@ -71,7 +71,7 @@ pub fn measure(
     let mut timings = Vec::with_capacity(engines.len());
     let mut peaks: Vec<(Cpu, Vec<f64>)> = Vec::with_capacity(engines.len());
     for engine in engines.iter_mut() {
-        engine.run_once(work, stop)?;
+        engine.time_decode(work, stop)?;
         engine.take_profile();
         let cpu = engine.options.cpu()?;
         timings.push(DecodeTiming {
@@ -87,7 +87,7 @@ pub fn measure(
     for _ in 0..repeat {
         for ((engine, timing), (cpu, peaks)) in engines.iter_mut().zip(&mut timings).zip(&mut peaks) {
             peaks.extend(timing.peak.flops_per_second(cpu));
-            timing.seconds.push(engine.run_once(work, stop)?);
+            timing.seconds.push(engine.time_decode(work, stop)?);
         }
     }
     for ((engine, timing), (_, peaks)) in engines.iter_mut().zip(&mut timings).zip(peaks) {
@@ -131,7 +131,10 @@ impl Engine {
     }
 
     /// Seconds of one run on a fresh sequence.
-    fn run_once(&mut self, work: &Decode, stop: &Stop) -> Result<f64, EngineError> {
+    ///
+    /// # Errors
+    /// When it fails or is stopped.
+    pub fn time_decode(&mut self, work: &Decode, stop: &Stop) -> Result<f64, EngineError> {
         let mut session = self.new_session()?;
         let result = self.time(&mut session.sequence, work, stop);
         self.free_session(session);
