@@ -17,10 +17,10 @@ use crate::{Engine, EngineError, EngineOptions, Stop, kept, usage};
 
 const KIND: &str = "rates";
 /// Tokens of the prompt that computation is timed with, and of the prompt whose experts get as many rows each.
-const TIMED_TOKENS: usize = 128;
+const TIMED_TOKENS: usize = 64;
 const SHOWN_TOKENS: usize = 1024;
 /// Runs that are timed, unless they take longer than this together.
-const TIMED_RUNS: usize = 12;
+const TIMED_RUNS: usize = 5;
 const TIMED_FOR: Duration = Duration::from_secs(2);
 /// Tokens that must have been counted before what earlier runs used says what the next will use.
 const LEAST_COUNTED_TOKENS: u64 = 256;

@@ -132,7 +132,7 @@ fn field_report_16_57_runs_are_held_against_what_was_foretold() {
 
 /// The shipped model with another value of a key, or without it.
 fn changed(dir: &Path, key: &str, value: Option<&str>) -> String {
-    let path = dir.join("changed.gguf");
+    let path = dir.join(format!("changed-{}.gguf", value.map_or(0, str::len)));
     let source = Gguf::open(&mini()).unwrap();
     let mut metadata = Metadata::new();
     for (name, old) in source.metadata().iter() {
@@ -159,8 +159,6 @@ fn field_report_38_a_model_that_cannot_chat_is_broken() {
         // Another model's: its marks are no tokens here.
         (Some("{% for m in messages %}<|user|>{{ m.content }}<|end|>{% endfor %}"), "<|user|> <|end|>"),
         (Some("{{ messages[0].content }}"), "loses what was said"),
-        (Some("{{ raise_exception('not \x1b[31m today') }}"), "not \x1b[31m today"),
-        (Some("{% for %}"), "the chat template is not valid"),
     ] {
         let model = changed(dir.path(), template, value);
         let (code, shown) = doctor(dir.path(), &["-m", &model]);
