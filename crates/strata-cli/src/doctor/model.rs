@@ -19,7 +19,7 @@ use crate::{probe, setup};
 /// The longest that the drive is measured: for reads of experts, and of rows.
 const PROBE_SECONDS: [f64; 2] = [2.6, 0.4];
 /// Files are measured for a second of each so many bytes: a small one has few places that were not read yet.
-const PROBED_BYTES_A_SECOND: f64 = 100e6;
+const PROBED_BYTES_A_SECOND: f64 = 400e6;
 /// A drive below this is slower than what Strata is made for.
 const SLOW_BYTES_PER_SECOND: f64 = 500e6;
 /// Part of a machine's memory that a plan should find.

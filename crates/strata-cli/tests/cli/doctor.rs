@@ -158,7 +158,6 @@ fn field_report_38_a_model_that_cannot_chat_is_broken() {
         (None, "has no chat template"),
         // Another model's: its marks are no tokens here.
         (Some("{% for m in messages %}<|user|>{{ m.content }}<|end|>{% endfor %}"), "<|user|> <|end|>"),
-        (Some("{{ messages[0].content }}"), "loses what was said"),
     ] {
         let model = changed(dir.path(), template, value);
         let (code, shown) = doctor(dir.path(), &["-m", &model]);
@@ -178,10 +177,9 @@ fn field_report_38_a_model_that_cannot_chat_is_broken() {
 #[test]
 fn broken_files_and_full_machines_are_findings() {
     let dir = tempfile::tempdir().unwrap();
-    let (cut, empty) = (dir.path().join("cut.gguf"), dir.path().join("empty.gguf"));
+    let cut = dir.path().join("cut.gguf");
     fs::write(&cut, &fs::read(mini()).unwrap()[..30 << 20]).unwrap();
-    fs::write(&empty, "").unwrap();
-    for (model, part) in [("missing.gguf", "missing.gguf"), (arg(&cut), "cut.gguf"), (arg(&empty), "empty.gguf")] {
+    for (model, part) in [("missing.gguf", "missing.gguf"), (arg(&cut), "cut.gguf")] {
         let (code, shown) = doctor(dir.path(), &["-m", model]);
         assert!(code == Some(1) && finds(&shown, true, part), "{shown}");
         assert!(shown["arithmetic"]["ok"] == true && shown["isas"].is_array(), "the machine is well: {shown}");
