@@ -16,6 +16,8 @@ pub struct Machine {
     pub threads: usize,
     /// Its memory, and what this process may have of it.
     pub memory: Memory,
+    /// Programs that ran or waited for a processor or a drive in the last minute, on average.
+    pub load: Option<f64>,
     /// Its swap, if it has any.
     pub swap: Option<Swap>,
 }
@@ -45,6 +47,7 @@ impl Machine {
             cores: count_cores(&cpuinfo),
             threads: std::thread::available_parallelism().map_or(1, usize::from),
             memory: Memory::detect(),
+            load: fs::read_to_string("/proc/loadavg").ok().and_then(|text| text.split(' ').next()?.parse().ok()),
             swap: Swap::parse(&fs::read_to_string("/proc/meminfo").unwrap_or_default()),
         }
     }

@@ -30,7 +30,7 @@ pub(super) fn check(report: &mut Report, only_isa: bool) -> Result<(), CliError>
     if only_isa {
         return Ok(());
     }
-    conditions(report)?;
+    conditions(report, &machine)?;
     others(report)?;
     if machine.cores.is_some_and(|cores| machine.threads < cores) {
         let cores = machine.cores.unwrap_or(0);
@@ -117,10 +117,11 @@ fn memory(report: &mut Report, machine: &Machine) -> Result<(), CliError> {
 }
 
 /// What makes two runs of the same work differ, and what this process is held back by.
-fn conditions(report: &mut Report) -> Result<(), CliError> {
+fn conditions(report: &mut Report, machine: &Machine) -> Result<(), CliError> {
     let Conditions { clock_mhz, temperature_c, swapped_bytes } = Conditions::now();
     let mut parts = Vec::new();
     parts.extend(clock_mhz.map(|mhz| format!("clock {:.2} GHz", mhz / 1e3)));
+    parts.extend(machine.load.map(|load| format!("load {load:.1}")));
     parts.extend(temperature_c.map(|celsius| format!("hottest part {celsius:.0} C")));
     parts.extend(swapped_bytes.map(|bytes| format!("{:.2} GiB written to swap since the start", gib(bytes))));
     if !parts.is_empty() {
@@ -135,9 +136,15 @@ fn conditions(report: &mut Report) -> Result<(), CliError> {
         "conditions",
         json!({
             "clock_mhz": clock_mhz, "temperature_c": temperature_c, "swapped_bytes": swapped_bytes,
-            "io_priority": priority,
+            "load": machine.load, "io_priority": priority,
         }),
     );
+    if let Some(load) = machine.load.filter(|load| *load > machine.threads as f64) {
+        report.warn(
+            format!("other programs were at work: a load of {load:.1} with {} threads", machine.threads),
+            "what is measured now is less than the machine can do: end them, or try again later",
+        );
+    }
     if let Some(celsius) = temperature_c.filter(|celsius| *celsius > HOT_C) {
         report.warn(
             format!("the machine is hot: {celsius:.0} C"),
