@@ -8,8 +8,9 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use strata_store::{Area, ExpertId, Slot};
 
 use crate::{
-    Backend, BackendError, Choice, ExpertShape, Field, GroupEntry, HyperRead, MatrixData, MatrixId, Mixer, PassId,
-    PassShape, Ple, Routes, SharedExpert, StateId, StatePart, StateShape, Ticket, VectorId,
+    Backend, BackendError, Choice, DraftInput, ExpertShape, Field, GroupEntry, HyperRead, KvType, MatrixData, MatrixId,
+    Mixer, PassId, PassShape, Ple, Qsa, Routes, SavedState, SharedExpert, StateId, StatePart, StateShape, Ticket,
+    VectorId,
 };
 
 /// One call, with the rows it was for.
@@ -23,12 +24,20 @@ pub enum Call {
     MixQsa { rows: Range<usize>, state: StateId },
     WriteStreams { rows: Range<usize> },
     Route { rows: Range<usize> },
-    Forecast { rows: Range<usize>, router: MatrixId },
+    Forecast { rows: Range<usize>, router: MatrixId, choices: usize },
     Experts { experts: Vec<ExpertId>, choices: Vec<Choice> },
+    SharedExpert { rows: Range<usize> },
     Combine { rows: Range<usize> },
     Head { rows: Range<usize> },
     ResetState { state: StateId },
     FreeState { state: StateId },
+    SaveState { state: StateId },
+    RestoreState { state: StateId },
+    RememberRows { state: StateId, most_rows: usize },
+    ReplayState { state: StateId, rows: usize },
+    DraftInput { rows: Range<usize>, ids: Vec<u32> },
+    KeepStreams { rows: Range<usize> },
+    ExtendCache { rows: Range<usize> },
 }
 
 /// What a [`RecordingBackend`] was asked.
@@ -89,10 +98,10 @@ impl RecordingBackend {
         Ticket(self.next_ticket)
     }
 
-    fn routes(&self, pass: PassId, rows: Range<usize>) -> Outcome {
-        let PassShape { top_k, experts, .. } = self.passes[pass.0 as usize];
-        let ids = rows.flat_map(|row| (0..top_k).map(move |k| ((row + k) % experts) as u32)).collect::<Vec<_>>();
-        Outcome::Routes(Routes { weights: vec![1.0 / top_k as f32; ids.len()], ids })
+    fn routes(&self, pass: PassId, rows: Range<usize>, choices: usize) -> Outcome {
+        let PassShape { experts, .. } = self.passes[pass.0 as usize];
+        let ids = rows.flat_map(|row| (0..choices).map(move |k| ((row + k) % experts) as u32)).collect::<Vec<_>>();
+        Outcome::Routes(Routes { weights: vec![1.0 / choices as f32; ids.len()], ids })
     }
 }
 
@@ -123,6 +132,10 @@ impl Backend for RecordingBackend {
         Ok(PassId(self.passes.len() as u32 - 1))
     }
 
+    fn default_kv(&self) -> KvType {
+        KvType::Float32
+    }
+
     fn new_state(&mut self, _shape: &StateShape) -> Result<StateId, BackendError> {
         self.states += 1;
         Ok(StateId(self.states - 1))
@@ -136,6 +149,23 @@ impl Backend for RecordingBackend {
         self.call(Call::FreeState { state });
     }
 
+    fn save_state(&mut self, state: StateId, saved: &mut SavedState) -> Result<(), BackendError> {
+        self.call(Call::SaveState { state });
+        saved.fill(0, [&[], &[]])
+    }
+
+    fn restore_state(&mut self, state: StateId, _saved: &SavedState) {
+        self.call(Call::RestoreState { state });
+    }
+
+    fn remember_rows(&mut self, state: StateId, most_rows: usize) {
+        self.call(Call::RememberRows { state, most_rows });
+    }
+
+    fn replay_state(&mut self, state: StateId, _saved: &SavedState, rows: usize) {
+        self.call(Call::ReplayState { state, rows });
+    }
+
     fn embed(&mut self, _pass: PassId, first_row: usize, table: MatrixId, ids: &[u32]) -> Result<(), BackendError> {
         let (rows, _) = self.matrices[table.0 as usize];
         if let Some(&id) = ids.iter().find(|id| **id as usize >= rows) {
@@ -147,6 +177,33 @@ impl Backend for RecordingBackend {
 
     fn add_ngrams(&mut self, _pass: PassId, rows: Range<usize>, _layer: &Ple, _state: StateId, table_rows: &[u8]) {
         self.call(Call::AddNgrams { rows, table_bytes: table_rows.len() });
+    }
+
+    fn draft_input(
+        &mut self,
+        _pass: PassId,
+        rows: Range<usize>,
+        _layer: &DraftInput,
+        _before: Option<StateId>,
+        ids: &[u32],
+    ) -> Result<(), BackendError> {
+        self.call(Call::DraftInput { rows, ids: ids.to_vec() });
+        Ok(())
+    }
+
+    fn keep_streams(&mut self, _pass: PassId, rows: Range<usize>, _state: StateId) {
+        self.call(Call::KeepStreams { rows });
+    }
+
+    fn extend_cache(
+        &mut self,
+        _pass: PassId,
+        rows: Range<usize>,
+        _layer: &Qsa,
+        _state: StateId,
+    ) -> Result<(), BackendError> {
+        self.call(Call::ExtendCache { rows });
+        Ok(())
     }
 
     fn read_streams(&mut self, _pass: PassId, rows: Range<usize>, _layer: &HyperRead) {
@@ -167,13 +224,13 @@ impl Backend for RecordingBackend {
 
     fn route(&mut self, pass: PassId, rows: Range<usize>, _router: MatrixId) -> Ticket {
         self.call(Call::Route { rows: rows.clone() });
-        let routes = self.routes(pass, rows);
+        let routes = self.routes(pass, rows, self.passes[pass.0 as usize].top_k);
         self.ticket(routes)
     }
 
-    fn forecast(&mut self, pass: PassId, rows: Range<usize>, router: MatrixId) -> Ticket {
-        self.call(Call::Forecast { rows: rows.clone(), router });
-        let routes = self.routes(pass, rows);
+    fn forecast(&mut self, pass: PassId, rows: Range<usize>, router: MatrixId, choices: usize) -> Ticket {
+        self.call(Call::Forecast { rows: rows.clone(), router, choices });
+        let routes = self.routes(pass, rows, choices);
         self.ticket(routes)
     }
 
@@ -207,7 +264,11 @@ impl Backend for RecordingBackend {
         Ok(())
     }
 
-    fn combine(&mut self, _pass: PassId, rows: Range<usize>, _shared: &SharedExpert) {
+    fn shared_expert(&mut self, _pass: PassId, rows: Range<usize>, _shared: &SharedExpert) {
+        self.call(Call::SharedExpert { rows });
+    }
+
+    fn combine(&mut self, _pass: PassId, rows: Range<usize>) {
         self.call(Call::Combine { rows });
     }
 

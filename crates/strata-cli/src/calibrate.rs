@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 use strata_engine::bench::Decode;
-use strata_engine::{Calibration, EngineOptions, Plan, SizeTiming, plan as plan_memory};
+use strata_engine::{Calibration, EngineError, EngineOptions, Plan, SizeTiming, plan as plan_memory};
 
 use crate::error::CliError;
 use crate::flags::CalibrateFlags;
@@ -67,20 +67,18 @@ pub(crate) fn calibrate(flags: &CalibrateFlags) -> Result<(), CliError> {
     tell(flags, &plan, &found)
 }
 
-/// Seconds of one run in an arena of its own, after one of another text, so that memory and the arena are those of a model
-/// that has been at work.
+/// Seconds of one run in an arena of its own, after a prompt of another text, so that memory and the hot set are those of a
+/// model that has been at work.
 fn time(flags: &CalibrateFlags, path: &Path, options: &EngineOptions) -> Result<f64, CliError> {
     let mut engine = setup::open(path, options)?;
     let run_tokens = flags.context_tokens.saturating_add(flags.tokens);
     let ids = bench::ids(&engine, None, run_tokens.saturating_mul(2))?;
-    let work = |ids: &[u32]| {
-        let (context, ids) = ids.split_at(flags.context_tokens);
-        Decode { context: context.to_vec(), ids: ids.to_vec() }
-    };
     let (other, timed) = ids.split_at(run_tokens);
+    let (context, ids) = timed.split_at(flags.context_tokens);
+    let work = Decode { context: context.to_vec(), ids: ids.to_vec() };
     Ok(interrupt::stoppable(|stop| {
-        engine.time_decode(&work(other), stop)?;
-        engine.time_decode(&work(timed), stop)
+        engine.warm_up(other, stop)?;
+        Ok::<_, EngineError>(engine.run_decode(&work, false, stop)?.wall_s())
     })?)
 }
 

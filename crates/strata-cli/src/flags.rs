@@ -6,16 +6,18 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 pub(crate) use self::bench::{BenchCommand, DecodeFlags, KernelsFlags, PrefillFlags, TimingFlags};
 pub(crate) use self::doctor::{CalibrateFlags, DoctorFlags};
+pub(crate) use self::drafts::{DraftFlag, DraftFlags, NormFlag};
 pub(crate) use self::plan::{PlanFlags, gib};
 pub(crate) use self::probe::ProbeFlags;
 pub(crate) use self::report::ReportFlags;
 pub(crate) use self::sim::{
     HotFlag, SimFlags, SimMachineFlags, SimPolicyFlags, SimTextFlags, TraceCommand, TraceRecordFlags,
 };
-pub(crate) use self::streaming::{LockFlag, LookaheadFlag, PleFlag, StreamingFlags};
+pub(crate) use self::streaming::{KvFlag, LockFlag, LookaheadFlag, PleFlag, StreamingFlags};
 
 mod bench;
 mod doctor;
+mod drafts;
 mod plan;
 mod probe;
 mod report;
@@ -88,8 +90,8 @@ pub(crate) struct ModelFlags {
     pub(crate) model: Option<PathBuf>,
 }
 
-/// How a model is run. None of these but --gdn and --qsa-block can change a result on one machine, and --isa and
-/// --precise only by rounding.
+/// How a model is run. None of these but --gdn and --qsa-block can change a result on one machine, and --isa, --precise
+/// and --kv only by rounding.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Running")]
 pub(crate) struct EngineFlags {
@@ -187,6 +189,8 @@ pub(crate) struct RunFlags {
     #[command(flatten)]
     pub(crate) sampling: SamplingFlags,
     #[command(flatten)]
+    pub(crate) drafts: DraftFlags,
+    #[command(flatten)]
     pub(crate) engine: EngineFlags,
 }
 
@@ -199,6 +203,8 @@ pub(crate) struct ChatFlags {
     pub(crate) model: ModelFlags,
     #[command(flatten)]
     pub(crate) sampling: SamplingFlags,
+    #[command(flatten)]
+    pub(crate) drafts: DraftFlags,
     #[command(flatten)]
     pub(crate) engine: EngineFlags,
 }
@@ -276,7 +282,7 @@ pub(crate) struct DumpFlags {
 #[derive(Args, Debug)]
 pub(crate) struct ParityFlags {
     /// A dump's directory, or a way to run the text: settings `key=value`, separated by commas, of the keys model,
-    /// threads, isa, precise, context, pass, strip, gdn, qsa-block and pieces (as in pieces=7:1:20); `default` = none.
+    /// threads, isa, precise, kv, context, pass, strip, gdn, qsa-block and pieces (as in pieces=7:1:20); `default` = none.
     pub(crate) a: String,
     /// The other.
     pub(crate) b: String,

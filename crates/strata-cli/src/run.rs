@@ -2,6 +2,7 @@
 
 use std::io::Write;
 
+use strata_engine::bench::Counted;
 use strata_engine::{Engine, EngineOptions, Finish, GenerateOptions, Generated};
 
 use crate::error::CliError;
@@ -13,7 +14,11 @@ pub(crate) fn run(flags: &RunFlags) -> Result<(), CliError> {
     interrupt::install()?;
     let path = setup::model_path(flags.model.model.as_deref())?;
     let recorder = timeline::recorder(flags.timeline.as_deref())?;
-    let mut engine_options = EngineOptions { is_profiled: flags.profile, ..setup::engine_options(&flags.engine) };
+    let mut engine_options = EngineOptions {
+        is_profiled: flags.profile,
+        drafts: setup::drafts(&flags.drafts),
+        ..setup::engine_options(&flags.engine)
+    };
     engine_options.model.timeline = recorder.clone();
     let mut engine = setup::open_telling(&path, &engine_options)?;
     let ids = encode(&engine, flags, prompt)?;
@@ -29,6 +34,9 @@ pub(crate) fn run(flags: &RunFlags) -> Result<(), CliError> {
     setup::save_generated(&engine, "run", &generated);
     writeln!(std::io::stdout())?;
     note::line(summary(&generated));
+    if let Some(line) = streamed_summary(&mut engine) {
+        note::line(line);
+    }
     if let Some(profile) = engine.take_profile() {
         note::part(profile::table(&profile));
     }
@@ -90,6 +98,27 @@ fn encode(engine: &Engine, flags: &RunFlags, prompt: String) -> Result<Vec<u32>,
     Ok(engine.encode_chat(&messages)?)
 }
 
+/// One line on where experts came from, and what the forecasts for single tokens were worth; `None` where all have slots.
+fn streamed_summary(engine: &mut Engine) -> Option<String> {
+    if !engine.streams() {
+        return None;
+    }
+    let streamed = engine.counted().since(&Counted::default());
+    let all = (streamed.resident + streamed.ahead + streamed.missed).max(1) as f64;
+    let part = |n: u64| 100.0 * n as f64 / all;
+    let forecast = streamed.forecast.precision().zip(streamed.forecast.recall());
+    let forecast = forecast.map_or(String::new(), |(precision, recall)| {
+        format!(" | forecast: {:.1} % right, {:.1} % of what was missing", 100.0 * precision, 100.0 * recall)
+    });
+    Some(format!(
+        "[experts: {:.1} % resident, {:.1} % ahead, {:.1} % missed, {:.2} GB read{forecast}]",
+        part(streamed.resident),
+        part(streamed.ahead),
+        part(streamed.missed),
+        streamed.read.bytes as f64 / 1e9,
+    ))
+}
+
 /// One line on what a generation took.
 pub(crate) fn summary(generated: &Generated) -> String {
     let rate = |tokens: usize, time: std::time::Duration| match (tokens, time.as_secs_f64()) {
@@ -97,7 +126,7 @@ pub(crate) fn summary(generated: &Generated) -> String {
         (_, 0.0) => String::new(),
         (tokens, seconds) => format!(", {:.1} tok/s", tokens as f64 / seconds),
     };
-    let Generated { tokens, prompt_tokens, reused_tokens, prompt_time, decode_time, finish } = generated;
+    let Generated { tokens, prompt_tokens, reused_tokens, prompt_time, decode_time, finish, drafts } = generated;
     let reused = if *reused_tokens > 0 { format!(" ({reused_tokens} known)") } else { String::new() };
     let finish = match finish {
         Finish::EndOfTurn => "",
@@ -106,9 +135,13 @@ pub(crate) fn summary(generated: &Generated) -> String {
         Finish::Stopped => ", stopped",
         Finish::Repeated => ", stopped: one token again and again",
     };
+    let drafts = match drafts.proposed {
+        0 => String::new(),
+        all => format!(" | drafts: {} % of {all} accepted", (100 * drafts.accepted + all / 2) / all),
+    };
     // The first token comes with the prompt's logits: the time of the rest is that of one token less.
     format!(
-        "[prompt: {prompt_tokens} tokens{reused}{} | written: {} tokens{}{finish}]",
+        "[prompt: {prompt_tokens} tokens{reused}{} | written: {} tokens{}{finish}{drafts}]",
         rate(prompt_tokens - reused_tokens, *prompt_time),
         tokens.len(),
         rate(tokens.len().saturating_sub(1), *decode_time),
@@ -130,6 +163,7 @@ mod tests {
             reused_tokens: 0,
             prompt_time: Duration::from_millis(ms),
             decode_time: Duration::from_millis(ms),
+            drafts: Default::default(),
         };
         for (prompt_tokens, tokens, ms) in [(0, 0, 0), (0, 1, 0), (5, 5, 0), (5, 0, 10), (5, 1, 10), (0, 0, 10)] {
             let shown = summary(&generated(prompt_tokens, tokens, ms));

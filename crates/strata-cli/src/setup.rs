@@ -7,13 +7,14 @@ use std::time::{Duration, Instant};
 use clap::ValueEnum;
 use strata_engine::running::{self, Other};
 use strata_engine::{
-    Calibration, Engine, EngineError, EngineOptions, GdnForm, Generated, Isa, Limit, Lock, Lookahead, ModelOptions,
-    Plan, RowsWhen, SamplerParams, Streaming,
+    Calibration, DraftKind, DraftOptions, Engine, EngineError, EngineOptions, GdnForm, Generated, Isa, KvType, Limit,
+    Lock, Lookahead, ModelOptions, Plan, RowsWhen, SamplerParams, Streaming, StreamsNorm,
 };
 
 use crate::error::CliError;
 use crate::flags::{
-    self, EngineFlags, GdnFlag, IsaFlag, LockFlag, LookaheadFlag, PleFlag, SamplingFlags, StreamingFlags, thread_count,
+    self, DraftFlag, DraftFlags, EngineFlags, GdnFlag, IsaFlag, KvFlag, LockFlag, LookaheadFlag, NormFlag, PleFlag,
+    SamplingFlags, StreamingFlags, thread_count,
 };
 use crate::plan::gib;
 use crate::{interrupt, note};
@@ -68,13 +69,33 @@ pub(crate) fn engine_options(flags: &EngineFlags) -> EngineOptions {
         arena_bytes: flags.streaming.arena_gb,
         pass_tokens: flags.pass,
         heeds_user_files: true,
+        drafts: DraftOptions::default(),
         model: ModelOptions {
             context_tokens: flags.context,
+            kv: flags.streaming.kv.map(kv),
             strip_rows: flags.strip,
             gdn_form: gdn_form(flags.gdn),
             block_tokens: flags.qsa_block,
             streaming: streaming(&flags.streaming),
             ..ModelOptions::default()
+        },
+    }
+}
+
+/// How a command that writes text drafts it.
+pub(crate) fn drafts(flags: &DraftFlags) -> DraftOptions {
+    DraftOptions {
+        kind: match flags.draft {
+            DraftFlag::Off => DraftKind::Off,
+            DraftFlag::Lookup => DraftKind::Lookup,
+            DraftFlag::Mtp => DraftKind::Mtp,
+            DraftFlag::Auto => DraftKind::Auto,
+        },
+        most: flags.draft_max as usize,
+        head: flags.mtp.clone(),
+        norm: match flags.mtp_norm {
+            NormFlag::One => StreamsNorm::One,
+            NormFlag::Grouped => StreamsNorm::Grouped,
         },
     }
 }
@@ -92,6 +113,14 @@ fn streaming(flags: &StreamingFlags) -> Streaming {
             LockFlag::Off => Lock::Off,
         },
         ..Streaming::default()
+    }
+}
+
+fn kv(flag: KvFlag) -> KvType {
+    match flag {
+        KvFlag::F32 => KvType::Float32,
+        KvFlag::Bf16 => KvType::Bfloat16,
+        KvFlag::Q8_0 => KvType::Q8_0,
     }
 }
 
@@ -129,6 +158,7 @@ pub(crate) fn set_option(options: &mut EngineOptions, key: &str, value: &str) ->
         "threads" => options.threads = thread_count(value).ok()?,
         "isa" => options.isa = isa(IsaFlag::from_str(value, false).ok()?),
         "precise" => options.is_precise = value.parse().ok()?,
+        "kv" => options.model.kv = Some(kv(KvFlag::from_str(value, false).ok()?)),
         "context" => options.model.context_tokens = Some(positive()?),
         "pass" => options.pass_tokens = Some(positive()?),
         "strip" => options.model.strip_rows = positive()?,

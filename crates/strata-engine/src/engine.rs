@@ -16,7 +16,10 @@ use thiserror::Error;
 use crate::generate::OnProgress;
 use crate::plan::plan_of;
 use crate::running::{Entry, Turn};
-use crate::{ChatOptions, ChatTemplate, SamplerParams, SamplingError, TemplateError, Tokenizer, TokenizerError, usage};
+use crate::{
+    ChatOptions, ChatTemplate, DraftOptions, SamplerParams, SamplingError, TemplateError, Tokenizer, TokenizerError,
+    usage,
+};
 
 /// What can go wrong between a model file and text.
 #[derive(Debug, Error)]
@@ -114,6 +117,8 @@ pub struct EngineOptions {
     /// Whether what lies in the user's folders counts: the arena that was found best ([`crate::Calibration`]), and the
     /// memory that plans of other running processes promise them ([`crate::running`]), which are told of this one, too.
     pub heeds_user_files: bool,
+    /// How tokens are drafted.
+    pub drafts: DraftOptions,
     /// How the model is run. Tokens of context and of a pass, and the slots of the arena, are set by the plan.
     pub model: ModelOptions,
 }
@@ -167,8 +172,10 @@ impl Engine {
         on_plan: impl FnOnce(&Plan),
     ) -> Result<Self, EngineError> {
         let gguf = Gguf::open(path)?;
+        let mut options = options.clone();
+        options.model.draft_head = options.drafts.open_head(&gguf)?;
         let turn = options.heeds_user_files.then(Turn::take);
-        let plan = plan_of(&gguf, path, options, None)?;
+        let plan = plan_of(&gguf, path, &options, None)?;
         let entry = if turn.is_some() { Entry::make(path, plan.total_bytes()) } else { None };
         drop(turn);
         on_plan(&plan);
@@ -183,7 +190,6 @@ impl Engine {
             let (profiled, shared) = ProfiledBackend::new(backend, options.model.timeline.clone());
             (backend, profile) = (Box::new(profiled), options.is_profiled.then_some(shared));
         }
-        let mut options = options.clone();
         options.model.context_tokens = Some(plan.context_tokens as usize);
         options.model.pass_tokens = plan.pass_tokens as usize;
         options.model.streaming.slots = Some(plan.slots as usize);

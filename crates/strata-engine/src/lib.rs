@@ -8,6 +8,7 @@
 pub mod bench;
 mod calibration;
 mod detokenizer;
+mod drafts;
 mod engine;
 pub mod exact;
 mod generate;
@@ -32,6 +33,7 @@ mod usage;
 
 pub use calibration::{Calibration, SizeTiming};
 pub use detokenizer::Detokenizer;
+pub use drafts::{DraftKind, DraftOptions, Drafts, MOST_DRAFTS};
 pub use engine::{Engine, EngineError, EngineOptions};
 pub use generate::{Finish, GenerateOptions, Generated, MOST_EQUAL_TOKENS, Session, Stop};
 pub use inspect::{Inspection, MetadataValue, TensorGroup, TensorLine, inspect, tokenizer_of};
@@ -42,10 +44,10 @@ pub use place::FilePlace;
 pub use plan::plan;
 pub use sampling::{Sampler, SamplerParams, SamplingError};
 pub use speed::{Hits, Rates, Work};
-pub use strata_backend::{GdnForm, Isa, Operation, Profile, Spent};
+pub use strata_backend::{GdnForm, Isa, KvType, Operation, Profile, Spent};
 pub use strata_kernels::peaks::Peak;
 pub use strata_kernels::{Arithmetic, Cpu};
-pub use strata_model::qwen4exp::{Lock, Options as ModelOptions, RowsWhen, Streaming};
+pub use strata_model::qwen4exp::{Lock, Options as ModelOptions, RowsWhen, Streaming, StreamsNorm};
 pub use strata_store::plan::{Limit, Plan, PlanError};
 pub use strata_store::reads::ReaderKind;
 pub use strata_store::sim;

@@ -71,6 +71,9 @@ pub trait ExpertStore: Send {
     /// The layers of a pass follow.
     fn begin_pass(&mut self, kind: PassKind);
 
+    /// The pass leaves out the layers before this one. For a store that has no order of layers that is nothing to it.
+    fn skip_to(&mut self, _layer: u32) {}
+
     /// Rows of `layer` were routed to these experts. May be called again with more rows before the layer is closed.
     ///
     /// # Errors
@@ -79,6 +82,10 @@ pub trait ExpertStore: Send {
 
     /// Experts that `layer` is expected to need. A hint: it changes when bytes arrive, never which bytes.
     fn forecast(&mut self, layer: u32, experts: &[Demand]);
+
+    /// Experts that the only row of the pass is expected to be routed to in `layer`, the most likely first. A hint, as
+    /// [`forecast`](Self::forecast) is.
+    fn forecast_ranked(&mut self, layer: u32, experts: &[u32]);
 
     /// Whether forecasts are of any use to this store.
     fn wants_forecast(&self) -> bool;

@@ -1,7 +1,9 @@
 //! The processor as a backend: every operation runs at once, on the kernels' threads. One file per operation.
 
+mod draft;
 mod experts;
 mod gdn;
+mod kept;
 mod memory;
 mod pass;
 mod ple;
@@ -16,12 +18,14 @@ use strata_kernels::matmul::{Matrix, matmul, matmul_of};
 use strata_kernels::{Cpu, Isa, UnavailableIsa};
 use strata_store::{Area, Slot};
 
-use self::experts::Logits;
+use self::experts::{Choosing, Logits};
+use self::kept::Kept;
 use self::pass::{Pass, Scratch, zeroed};
 use self::states::State;
 use crate::{
-    Backend, BackendError, Choice, ExpertShape, Field, GroupEntry, HyperRead, MatrixData, MatrixId, Mixer, PassId,
-    PassShape, Ple, Routes, SharedExpert, StateId, StatePart, StateShape, Ticket, VectorId,
+    Backend, BackendError, Choice, DraftInput, ExpertShape, Field, GroupEntry, HyperRead, KvType, MatrixData, MatrixId,
+    Mixer, PassId, PassShape, Ple, Qsa, Routes, SavedState, SharedExpert, StateId, StatePart, StateShape, Ticket,
+    VectorId,
 };
 
 /// Computes on the processor.
@@ -29,7 +33,7 @@ pub struct CpuBackend {
     cpu: Cpu,
     weights: Weights,
     passes: Vec<Pass>,
-    states: Vec<Option<State>>,
+    states: Vec<Option<(State, Kept)>>,
     scratch: Scratch,
     /// By ticket. Few are waiting at a time.
     results: Vec<(u64, Outcome)>,
@@ -66,6 +70,11 @@ impl Weights {
         let w = self.matrix(id);
         y.resize(x.len() / w.cols() * w.rows(), 0.0);
         matmul(cpu, &w, x, y);
+    }
+
+    /// [`multiply`](Self::multiply) into rows that are there.
+    fn multiply_into(&self, cpu: &Cpu, id: MatrixId, x: &[f32], y: &mut [f32]) {
+        matmul(cpu, &self.matrix(id), x, y);
     }
 
     /// [`multiply`](Self::multiply) of inputs that are ready: several products read them.
@@ -125,8 +134,8 @@ impl CpuBackend {
     }
 }
 
-/// The state behind a handle.
-fn state(states: &mut [Option<State>], id: StateId) -> &mut State {
+/// The state behind a handle, and the rows that are kept of it.
+fn state(states: &mut [Option<(State, Kept)>], id: StateId) -> &mut (State, Kept) {
     states[id.0 as usize].as_mut().expect("the state was not freed")
 }
 
@@ -158,23 +167,44 @@ impl Backend for CpuBackend {
         Ok(PassId(self.passes.len() as u32 - 1))
     }
 
+    fn default_kv(&self) -> KvType {
+        KvType::of(self.cpu.arithmetic())
+    }
+
     fn new_state(&mut self, shape: &StateShape) -> Result<StateId, BackendError> {
-        let new = State::new(shape, self.cpu.arithmetic())?;
+        let new = State::new(shape)?;
         let free = self.states.iter().position(Option::is_none);
         let at = free.unwrap_or(self.states.len());
         if free.is_none() {
             self.states.push(None);
         }
-        self.states[at] = Some(new);
+        self.states[at] = Some((new, Kept::default()));
         Ok(StateId(at as u32))
     }
 
     fn reset_state(&mut self, id: StateId) {
-        state(&mut self.states, id).reset();
+        state(&mut self.states, id).0.reset();
     }
 
     fn free_state(&mut self, state: StateId) {
         self.states[state.0 as usize] = None;
+    }
+
+    fn save_state(&mut self, id: StateId, saved: &mut SavedState) -> Result<(), BackendError> {
+        state(&mut self.states, id).0.save(saved)
+    }
+
+    fn restore_state(&mut self, id: StateId, saved: &SavedState) {
+        state(&mut self.states, id).0.restore(saved);
+    }
+
+    fn remember_rows(&mut self, id: StateId, most_rows: usize) {
+        state(&mut self.states, id).1.begin(most_rows);
+    }
+
+    fn replay_state(&mut self, id: StateId, saved: &SavedState, rows: usize) {
+        let (state, kept) = state(&mut self.states, id);
+        state.replay(&self.cpu, saved, kept, rows);
     }
 
     fn embed(&mut self, pass: PassId, first_row: usize, table: MatrixId, ids: &[u32]) -> Result<(), BackendError> {
@@ -195,8 +225,40 @@ impl Backend for CpuBackend {
 
     fn add_ngrams(&mut self, pass: PassId, rows: Range<usize>, layer: &Ple, id: StateId, table_rows: &[u8]) {
         let Self { cpu, weights, passes, states, scratch, .. } = self;
-        let State::Ple(history) = state(states, id) else { panic!("the n-gram module was given another state") };
-        ple::add_ngrams(cpu, weights, &mut passes[pass.0 as usize], rows, layer, history, table_rows, scratch);
+        let (State::Ple(history), kept) = state(states, id) else {
+            panic!("the n-gram module was given another state")
+        };
+        ple::add_ngrams(cpu, weights, &mut passes[pass.0 as usize], rows, layer, history, kept, table_rows, scratch);
+    }
+
+    fn draft_input(
+        &mut self,
+        pass: PassId,
+        rows: Range<usize>,
+        layer: &DraftInput,
+        before: Option<StateId>,
+        ids: &[u32],
+    ) -> Result<(), BackendError> {
+        let Self { cpu, weights, passes, states, scratch, .. } = self;
+        let before = before.map(|id| match state(states, id) {
+            (State::Residual(streams), kept) => (streams, kept),
+            _ => panic!("a draft head was given another state"),
+        });
+        draft::input(cpu, weights, &mut passes[pass.0 as usize], rows, layer, before, ids, scratch)
+    }
+
+    fn keep_streams(&mut self, pass: PassId, rows: Range<usize>, id: StateId) {
+        let (State::Residual(last), kept) = state(&mut self.states, id) else {
+            panic!("a draft head was given another state")
+        };
+        draft::keep(self.passes[pass.0 as usize].streams.rows(rows), last, kept);
+    }
+
+    fn extend_cache(&mut self, pass: PassId, rows: Range<usize>, layer: &Qsa, id: StateId) -> Result<(), BackendError> {
+        let Self { cpu, weights, passes, states, scratch, .. } = self;
+        let (State::Qsa(state), kept) = state(states, id) else { panic!("attention was given another state") };
+        let pass = &mut passes[pass.0 as usize];
+        qsa::mix(cpu, weights, pass, rows, layer, (state, kept), scratch, qsa::Work::Extend)
     }
 
     fn read_streams(&mut self, pass: PassId, rows: Range<usize>, layer: &HyperRead) {
@@ -213,8 +275,12 @@ impl Backend for CpuBackend {
             pass.selected_blocks[rows.clone()].fill(None);
         }
         match (mixer, state(states, id)) {
-            (Mixer::Gdn(gdn), State::Gdn(state)) => gdn::mix(cpu, weights, pass, rows, gdn, state, scratch),
-            (Mixer::Qsa(qsa), State::Qsa(state)) => qsa::mix(cpu, weights, pass, rows, qsa, state, scratch)?,
+            (Mixer::Gdn(gdn), (State::Gdn(state), kept)) => {
+                gdn::mix(cpu, weights, pass, rows, gdn, (state, kept), scratch);
+            }
+            (Mixer::Qsa(qsa), (State::Qsa(state), kept)) => {
+                qsa::mix(cpu, weights, pass, rows, qsa, (state, kept), scratch, qsa::Work::Mix)?;
+            }
             _ => panic!("a mixer was given the state of another kind"),
         }
         Ok(())
@@ -227,17 +293,17 @@ impl Backend for CpuBackend {
     fn route(&mut self, pass: PassId, rows: Range<usize>, router: MatrixId) -> Ticket {
         let pass = &mut self.passes[pass.0 as usize];
         let mut routes = self.spare_routes.pop().unwrap_or_default();
-        let (cpu, logits) = (&self.cpu, Logits::Exact);
-        experts::route(cpu, &self.weights, pass, rows.clone(), router, logits, &mut self.scratch, &mut routes);
+        let choosing = Choosing { logits: Logits::Exact, choices: pass.shape.top_k };
+        experts::route(&self.cpu, &self.weights, pass, rows.clone(), router, choosing, &mut self.scratch, &mut routes);
         experts::keep_routes(pass, rows, &routes, &self.scratch);
         self.ticket(Outcome::Routes(routes))
     }
 
-    fn forecast(&mut self, pass: PassId, rows: Range<usize>, router: MatrixId) -> Ticket {
+    fn forecast(&mut self, pass: PassId, rows: Range<usize>, router: MatrixId, choices: usize) -> Ticket {
         let pass = &self.passes[pass.0 as usize];
         let mut routes = self.spare_routes.pop().unwrap_or_default();
-        let (cpu, logits) = (&self.cpu, Logits::Fast);
-        experts::route(cpu, &self.weights, pass, rows, router, logits, &mut self.scratch, &mut routes);
+        let choosing = Choosing { logits: Logits::Fast, choices };
+        experts::route(&self.cpu, &self.weights, pass, rows, router, choosing, &mut self.scratch, &mut routes);
         self.ticket(Outcome::Routes(routes))
     }
 
@@ -271,9 +337,13 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
-    fn combine(&mut self, pass: PassId, rows: Range<usize>, shared: &SharedExpert) {
+    fn shared_expert(&mut self, pass: PassId, rows: Range<usize>, shared: &SharedExpert) {
         let Self { cpu, weights, passes, scratch, .. } = self;
-        experts::combine(cpu, weights, &mut passes[pass.0 as usize], rows, shared, scratch);
+        experts::shared_expert(cpu, weights, &mut passes[pass.0 as usize], rows, shared, scratch);
+    }
+
+    fn combine(&mut self, pass: PassId, rows: Range<usize>) {
+        experts::combine(&self.cpu, &mut self.passes[pass.0 as usize], rows, &mut self.scratch);
     }
 
     fn head(&mut self, pass: PassId, rows: Range<usize>, last_read: &HyperRead, output: MatrixId) -> Ticket {
@@ -303,6 +373,6 @@ impl Backend for CpuBackend {
     }
 
     fn read_state(&mut self, id: StateId, part: StatePart) -> Vec<f32> {
-        state(&mut self.states, id).read(part)
+        state(&mut self.states, id).0.read(part)
     }
 }

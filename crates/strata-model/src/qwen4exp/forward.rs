@@ -70,10 +70,11 @@ impl LayerView<'_> {
     /// When the computation failed.
     pub fn forecast(&mut self) -> Result<Option<Routes>, ModelError> {
         let Some(router) = self.next_router else { return Ok(None) };
+        let top_k = self.routes.ids.len() / self.rows.len().max(1);
         let (mut all, mut of_strip) = (Routes::default(), Routes::default());
         for strip in strips(self.rows.len(), self.strip_rows) {
             let rows = self.rows.start + strip.start..self.rows.start + strip.end;
-            let ticket = self.backend.forecast(self.pass, rows, router);
+            let ticket = self.backend.forecast(self.pass, rows, router, top_k);
             self.backend.take_routes(ticket, &mut of_strip)?;
             all.ids.extend_from_slice(&of_strip.ids);
             all.weights.extend_from_slice(&of_strip.weights);
@@ -134,7 +135,7 @@ impl Model {
         Ok(())
     }
 
-    fn give_up(&mut self) {
+    pub(super) fn give_up(&mut self) {
         self.store.abandon();
         if let Some(module) = &mut self.ple {
             module.table.abandon();
@@ -161,6 +162,7 @@ impl Model {
                 Rows::Last if i + 1 == passes => self.logits(ids.len() - 1..ids.len(), logits)?,
                 Rows::Last => {}
             }
+            self.remember_for_drafts(sequence, ids)?;
         }
         Ok(())
     }
@@ -202,11 +204,18 @@ impl Model {
         sequence.tokens += ids.len();
         if let Some(module) = &mut self.ple {
             module.table.finish();
+        }
+        self.look_back(sequence, ids);
+        Ok(())
+    }
+
+    /// The n-gram hash looks back at these tokens from now on.
+    pub(super) fn look_back(&self, sequence: &mut Sequence, ids: &[u32]) {
+        if let Some(module) = &self.ple {
             sequence.window.extend_from_slice(ids);
             let keep = sequence.window.len().min(module.config.ngram - 1);
             sequence.window.drain(..sequence.window.len() - keep);
         }
-        Ok(())
     }
 
     /// Says which table rows this pass and the next use, so that they are read in time.
@@ -241,7 +250,8 @@ impl Model {
         Ok(())
     }
 
-    fn layer(
+    /// One layer; after the last comes the draft head's.
+    pub(super) fn layer(
         &mut self,
         index: usize,
         sequence: &Sequence,
@@ -249,9 +259,9 @@ impl Model {
         ple_rows: &[u64],
         observer: &mut dyn Observer,
     ) -> Result<(), ModelError> {
-        let Self { options, config, backend, store, layers, ple, pass, buffers, fixed_routes, .. } = self;
+        let Self { options, config, backend, store, layers, ple, draft_head, pass, buffers, fixed_routes, .. } = self;
         let (backend, store, pass) = (backend.as_mut(), store.as_mut(), *pass);
-        let layer = &layers[index];
+        let layer = layers.get(index).unwrap_or_else(|| &draft_head.as_ref().expect("a layer").layer);
         let next_router = layers.get(index + 1).map(|next| next.moe.router);
         let mut table = None;
         let mut module = None;
@@ -302,18 +312,29 @@ impl Model {
             buffers.routes.weights.extend_from_slice(&buffers.strip_routes.weights);
             store.demand(index as u32, buffers.demand.count(&buffers.strip_routes.ids, config.moe.experts))?;
             if let Some(router) = next_router.filter(|_| store.wants_forecast()) {
-                let ticket = backend.forecast(pass, strip, router);
+                let next = index as u32 + 1;
+                let choices = if rows == 1 { ranked_choices(top_k, config.moe.experts) } else { top_k };
+                let ticket = backend.forecast(pass, strip, router, choices);
                 backend.take_routes(ticket, &mut buffers.forecast)?;
-                store.forecast(index as u32 + 1, buffers.demand.count(&buffers.forecast.ids, config.moe.experts));
+                if rows == 1 {
+                    store.forecast_ranked(next, &buffers.forecast.ids);
+                } else {
+                    store.forecast(next, buffers.demand.count(&buffers.forecast.ids, config.moe.experts));
+                }
             }
         }
         if let Some(fixed) = fixed_routes {
             fixed.at += 1;
         }
         store.close(index as u32);
+        // Every row needs it, and it is always there: it is computed while others arrive.
+        for strip in strips(rows, options.strip_rows) {
+            backend.shared_expert(pass, strip, &layer.moe.shared);
+            poll(store, &mut table)?;
+        }
         experts(backend, store, &mut table, pass, index as u32, layer, top_k, buffers)?;
         for strip in strips(rows, options.strip_rows) {
-            backend.combine(pass, strip.clone(), &layer.moe.shared);
+            backend.combine(pass, strip.clone());
             backend.write_streams(pass, strip);
             poll(store, &mut table)?;
         }
@@ -382,7 +403,13 @@ fn experts(
 }
 
 /// The most rows of a pass that counts as writing, not as reading a prompt: one token, or a few that were guessed.
-const DECODE_ROWS: usize = 8;
+pub const DECODE_ROWS: usize = 8;
+
+/// Choices of a forecast for a single row. More than the row will have: of the sixteen that the next layer's router names
+/// first, ten have 60 % of those that are needed, and all sixteen 72 %.
+fn ranked_choices(top_k: usize, experts: usize) -> usize {
+    (top_k + top_k.div_ceil(2) + 1).min(experts)
+}
 
 /// The passes of `ids`, each with the one that follows it.
 fn with_next(ids: &[u32], pass_tokens: usize) -> impl Iterator<Item = (&[u32], &[u32])> {
@@ -391,7 +418,7 @@ fn with_next(ids: &[u32], pass_tokens: usize) -> impl Iterator<Item = (&[u32], &
 }
 
 /// The rows `0..rows` in strips.
-fn strips(rows: usize, strip_rows: usize) -> impl Iterator<Item = Range<usize>> {
+pub(super) fn strips(rows: usize, strip_rows: usize) -> impl Iterator<Item = Range<usize>> {
     (0..rows).step_by(strip_rows).map(move |start| start..rows.min(start + strip_rows))
 }
 

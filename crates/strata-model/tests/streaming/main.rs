@@ -147,6 +147,10 @@ impl ExpertStore for Watched {
         self.store.begin_pass(kind);
     }
 
+    fn skip_to(&mut self, layer: u32) {
+        self.store.skip_to(layer);
+    }
+
     fn demand(&mut self, layer: u32, experts: &[Demand]) -> Result<(), StoreError> {
         self.seen.with(|events| events.demanded.extend(experts_of(layer, experts)));
         self.store.demand(layer, experts)
@@ -155,6 +159,12 @@ impl ExpertStore for Watched {
     fn forecast(&mut self, layer: u32, experts: &[Demand]) {
         self.seen.with(|events| events.forecast.extend(experts_of(layer, experts)));
         self.store.forecast(layer, experts);
+    }
+
+    fn forecast_ranked(&mut self, layer: u32, experts: &[u32]) {
+        let ids = experts.iter().map(|index| ExpertId { layer, index: *index });
+        self.seen.with(|events| events.forecast.extend(ids));
+        self.store.forecast_ranked(layer, experts);
     }
 
     fn wants_forecast(&self) -> bool {
