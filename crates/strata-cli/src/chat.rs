@@ -73,6 +73,7 @@ pub(crate) fn chat(flags: &ChatFlags) -> Result<(), CliError> {
                 };
                 writeln!(std::io::stdout())?;
                 note::line(run::summary(&generated));
+                setup::save_generated(&engine, "chat", &generated);
                 if generated.finish == Finish::Stopped && generated.tokens.is_empty() {
                     messages.pop();
                     continue;

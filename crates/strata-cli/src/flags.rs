@@ -4,7 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-pub(crate) use self::bench::{BenchCommand, DecodeFlags, DoctorFlags, KernelsFlags, PrefillFlags, TimingFlags};
+pub(crate) use self::bench::{BenchCommand, DecodeFlags, KernelsFlags, PrefillFlags, TimingFlags};
+pub(crate) use self::doctor::{CalibrateFlags, DoctorFlags};
 pub(crate) use self::drafts::{DraftFlag, DraftFlags, NormFlag};
 pub(crate) use self::plan::{PlanFlags, gib};
 pub(crate) use self::probe::ProbeFlags;
@@ -15,6 +16,7 @@ pub(crate) use self::sim::{
 pub(crate) use self::streaming::{KvFlag, LockFlag, LookaheadFlag, PleFlag, StreamingFlags, io_depth};
 
 mod bench;
+mod doctor;
 mod drafts;
 mod plan;
 mod probe;
@@ -69,8 +71,10 @@ pub(crate) enum Command {
     Bench(BenchCommand),
     /// Make a page from a timeline: what the drive and the processor did when.
     Report(ReportFlags),
-    /// Show what this machine can do.
+    /// Check this machine and a model, and say what speed to expect.
     Doctor(DoctorFlags),
+    /// Find the fastest size of the arena of experts, and keep it for later runs.
+    Calibrate(CalibrateFlags),
     /// Print a completion script for a shell.
     Completions {
         /// The shell.

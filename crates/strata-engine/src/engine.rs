@@ -16,6 +16,7 @@ use thiserror::Error;
 
 use crate::generate::OnProgress;
 use crate::plan::plan_of;
+use crate::running::{Entry, Turn};
 use crate::{
     ChatOptions, ChatTemplate, DraftOptions, SamplerParams, SamplingError, TemplateError, Tokenizer, TokenizerError,
     usage,
@@ -125,6 +126,9 @@ pub struct EngineOptions {
     pub arena_bytes: Option<u64>,
     /// Tokens of a prompt that go through the layers together; `None`: as memory allows.
     pub pass_tokens: Option<usize>,
+    /// Whether what lies in the user's folders counts: the arena that was found best ([`crate::Calibration`]), and the
+    /// memory that plans of other running processes promise them ([`crate::running`]), which are told of this one, too.
+    pub heeds_user_files: bool,
     /// How tokens are drafted.
     pub drafts: DraftOptions,
     /// How the model is run. Tokens of context and of a pass, and the slots of the arena, are set by the plan.
@@ -147,6 +151,7 @@ pub struct Engine {
     pub(crate) model: Model,
     path: PathBuf,
     plan: Plan,
+    entry: Option<Entry>,
     pub(crate) gguf: Gguf,
     pub(crate) options: EngineOptions,
     profile: Option<SharedProfile>,
@@ -181,7 +186,10 @@ impl Engine {
         let gguf = Gguf::open(path)?;
         let mut options = options.clone();
         options.model.draft_head = options.drafts.open_head(&gguf)?;
+        let turn = options.heeds_user_files.then(Turn::take);
         let plan = plan_of(&gguf, path, &options, None)?;
+        let entry = if turn.is_some() { Entry::make(path, plan.total_bytes()) } else { None };
+        drop(turn);
         on_plan(&plan);
         let isa = options.isa.unwrap_or_else(Isa::best);
         let cpu_backend = match options.is_precise {
@@ -210,6 +218,7 @@ impl Engine {
             model,
             path,
             plan,
+            entry,
             gguf,
             options,
             profile,
@@ -258,6 +267,7 @@ impl Engine {
             self.plan.slots = slots;
             self.plan.arena_bytes = slots * self.plan.slot_bytes;
             self.plan.limit = Limit::Arena;
+            self.entry.iter().for_each(|entry| entry.announce(self.plan.total_bytes()));
         }
         Ok(())
     }

@@ -6,18 +6,24 @@
 //! Refuses: to guess. A file without a tokenizer or chat template is not given another's.
 
 pub mod bench;
+mod calibration;
 mod detokenizer;
 mod drafts;
 mod engine;
 pub mod exact;
 mod generate;
 mod inspect;
+mod kept;
+mod last_run;
 mod machine;
 mod memory;
+mod place;
 mod plan;
 mod python_json;
 mod random;
+pub mod running;
 mod sampling;
+mod speed;
 mod synth;
 mod template;
 mod timeline;
@@ -25,15 +31,19 @@ mod tokenizer;
 pub mod trace;
 mod usage;
 
+pub use calibration::{Calibration, SizeTiming};
 pub use detokenizer::Detokenizer;
 pub use drafts::{DraftKind, DraftOptions, Drafts, MOST_DRAFTS};
 pub use engine::{Engine, EngineError, EngineOptions};
 pub use generate::{Finish, GenerateOptions, Generated, MOST_EQUAL_TOKENS, Session, Stop};
 pub use inspect::{Inspection, MetadataValue, TensorGroup, TensorLine, inspect, tokenizer_of};
-pub use machine::Machine;
+pub use last_run::{LastRun, Took};
+pub use machine::{Conditions, Machine, Swap};
 pub use memory::{Group, Memory};
+pub use place::FilePlace;
 pub use plan::plan;
 pub use sampling::{Sampler, SamplerParams, SamplingError};
+pub use speed::{Hits, Rates, Work};
 pub use strata_backend::{GdnForm, Isa, KvType, Operation, Profile, Spent};
 pub use strata_kernels::peaks::Peak;
 pub use strata_kernels::{Arithmetic, Cpu};

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 
-use crate::memory::Memory;
+use crate::memory::{Memory, parse_kib};
 
 /// A machine's facts. What the system does not tell is `None`.
 #[derive(Clone, Debug)]
@@ -16,6 +16,26 @@ pub struct Machine {
     pub threads: usize,
     /// Its memory, and what this process may have of it.
     pub memory: Memory,
+    /// Programs that ran or waited for a processor or a drive in the last minute, on average.
+    pub load: Option<f64>,
+    /// Its swap, if it has any.
+    pub swap: Option<Swap>,
+}
+
+/// Room on a drive where the system puts memory that it takes from programs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Swap {
+    /// All of it.
+    pub total_bytes: u64,
+    /// What is in use.
+    pub used_bytes: u64,
+}
+
+impl Swap {
+    fn parse(meminfo: &str) -> Option<Self> {
+        let total_bytes = parse_kib(meminfo, "SwapTotal").filter(|bytes| *bytes > 0)?;
+        Some(Self { total_bytes, used_bytes: total_bytes.saturating_sub(parse_kib(meminfo, "SwapFree")?) })
+    }
 }
 
 impl Machine {
@@ -27,6 +47,8 @@ impl Machine {
             cores: count_cores(&cpuinfo),
             threads: std::thread::available_parallelism().map_or(1, usize::from),
             memory: Memory::detect(),
+            load: fs::read_to_string("/proc/loadavg").ok().and_then(|text| text.split(' ').next()?.parse().ok()),
+            swap: Swap::parse(&fs::read_to_string("/proc/meminfo").unwrap_or_default()),
         }
     }
 }
@@ -93,6 +115,9 @@ mod tests {
         assert_eq!(count_cores(&text), Some(2), "two threads a core");
         assert_eq!(values(&text, "model name").next(), Some("A CPU: fast"));
         assert_eq!(count_cores("Processor: ARM"), None);
+        let swap = Swap::parse("SwapCached: 1 kB\nSwapTotal: 100 kB\nSwapFree: 40 kB\n");
+        assert_eq!(swap, Some(Swap { total_bytes: 102_400, used_bytes: 61_440 }));
+        assert_eq!(Swap::parse("SwapTotal: 0 kB\nSwapFree: 0 kB\n"), None);
     }
 
     #[test]

@@ -68,6 +68,13 @@ impl Work for Prompt {
     fn title(&self) -> String {
         format!("bench prefill, {} tokens", self.tokens)
     }
+
+    fn save(&self, engine: &Engine, runs: &[PrefillRun]) {
+        if !self.is_fake {
+            let wall_s = Spread::of(runs.iter().map(|run| run.wall_s)).median;
+            setup::save_run(engine, "bench prefill", Some((self.tokens, wall_s)), None);
+        }
+    }
 }
 
 fn run_json(run: &PrefillRun) -> Value {

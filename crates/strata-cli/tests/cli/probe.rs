@@ -37,6 +37,7 @@ fn a_directory_is_measured_with_a_file_that_is_gone_afterwards() {
     );
 }
 
+/// Field report 23: what the page cache gave is not certified.
 #[test]
 fn field_report_23_what_memory_gave_is_never_the_drives() {
     // A file that was just written, and is wholly in memory, on a file system that has nothing but memory.
@@ -81,7 +82,8 @@ fn what_cannot_be_measured_is_refused() {
     strata(&["probe"]).fails(2, &["<FILE|DIR>"]);
 }
 
-/// Started as a background task, reads may be slowed down by the system: the setting is named, by whoever reads.
+/// Field report 27: started as a background task, reads may be slowed down by the system: the setting is named, by
+/// whoever reads.
 #[test]
 #[cfg(target_os = "linux")]
 fn field_report_27_a_low_priority_is_said() {

@@ -26,6 +26,7 @@ const COMMANDS: [&[&str]; 21] = [
     &["bench", "kernels"],
     &["report"],
     &["doctor"],
+    &["calibrate"],
     &["completions"],
 ];
 
@@ -115,6 +116,12 @@ fn a_wrong_command_line_ends_with_2() {
         &["bench", "kernels", "--weights-gb", "nan"],
         &["eval", "ppl"],
         &["eval", "ppl", "--text", "x", "--window", "1"],
+        &["doctor", "--memory-gb", "0"],
+        &["calibrate", "--sizes", "1,0"],
+        &["calibrate", "--arena-gb", "1"],
+        &["calibrate", "--memory-gb", "1"],
+        &["calibrate", "--forget", "--sizes", "1"],
+        &["calibrate", "--repeat", "0"],
         &["completions"],
         &["completions", "teletype"],
     ] {
