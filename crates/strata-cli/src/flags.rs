@@ -8,6 +8,7 @@ pub(crate) use self::bench::{BenchCommand, DecodeFlags, DoctorFlags, KernelsFlag
 pub(crate) use self::plan::{PlanFlags, gib};
 pub(crate) use self::probe::ProbeFlags;
 pub(crate) use self::report::ReportFlags;
+pub(crate) use self::route::{RouteFlag, RouteFlags};
 pub(crate) use self::sim::{
     HotFlag, SimFlags, SimMachineFlags, SimPolicyFlags, SimTextFlags, TraceCommand, TraceRecordFlags,
 };
@@ -17,6 +18,7 @@ mod bench;
 mod plan;
 mod probe;
 mod report;
+mod route;
 mod sim;
 mod streaming;
 
@@ -84,7 +86,7 @@ pub(crate) struct ModelFlags {
     pub(crate) model: Option<PathBuf>,
 }
 
-/// How a model is run. None of these but --gdn and --qsa-block can change a result on one machine, and --isa and
+/// How a model is run. None of these but --gdn, --qsa-block and --route can change a result on one machine, and --isa and
 /// --precise only by rounding.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Running")]
@@ -115,6 +117,8 @@ pub(crate) struct EngineFlags {
     pub(crate) qsa_block: Option<usize>,
     #[command(flatten)]
     pub(crate) streaming: StreamingFlags,
+    #[command(flatten)]
+    pub(crate) route: RouteFlags,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -17,6 +17,7 @@ mod note;
 mod plan;
 mod probe;
 mod profile;
+mod route;
 mod run;
 mod setup;
 mod sim;

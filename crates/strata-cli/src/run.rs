@@ -6,7 +6,7 @@ use strata_engine::{Engine, EngineOptions, Finish, GenerateOptions, Generated};
 
 use crate::error::CliError;
 use crate::flags::RunFlags;
-use crate::{input, interrupt, note, profile, setup, timeline};
+use crate::{input, interrupt, note, profile, route, setup, timeline};
 
 pub(crate) fn run(flags: &RunFlags) -> Result<(), CliError> {
     let prompt = prompt(flags)?;
@@ -96,7 +96,7 @@ pub(crate) fn summary(generated: &Generated) -> String {
         (_, 0.0) => String::new(),
         (tokens, seconds) => format!(", {:.1} tok/s", tokens as f64 / seconds),
     };
-    let Generated { tokens, prompt_tokens, reused_tokens, prompt_time, decode_time, finish } = generated;
+    let Generated { tokens, prompt_tokens, reused_tokens, prompt_time, decode_time, finish, routes } = generated;
     let reused = if *reused_tokens > 0 { format!(" ({reused_tokens} known)") } else { String::new() };
     let finish = match finish {
         Finish::EndOfTurn => "",
@@ -105,9 +105,10 @@ pub(crate) fn summary(generated: &Generated) -> String {
         Finish::Stopped => ", stopped",
         Finish::Repeated => ", stopped: one token again and again",
     };
+    let routes = routes.as_ref().and_then(route::summary).map(|routes| format!(" | {routes}")).unwrap_or_default();
     // The first token comes with the prompt's logits: the time of the rest is that of one token less.
     format!(
-        "[prompt: {prompt_tokens} tokens{reused}{} | written: {} tokens{}{finish}]",
+        "[prompt: {prompt_tokens} tokens{reused}{} | written: {} tokens{}{finish}{routes}]",
         rate(prompt_tokens - reused_tokens, *prompt_time),
         tokens.len(),
         rate(tokens.len().saturating_sub(1), *decode_time),

@@ -11,9 +11,10 @@ use strata_engine::{
 
 use crate::error::CliError;
 use crate::flags::{
-    EngineFlags, GdnFlag, IsaFlag, LockFlag, LookaheadFlag, PleFlag, SamplingFlags, StreamingFlags, gib, thread_count,
+    EngineFlags, GdnFlag, IsaFlag, LockFlag, LookaheadFlag, PleFlag, RouteFlag, SamplingFlags, StreamingFlags, gib,
+    thread_count,
 };
-use crate::{interrupt, note};
+use crate::{interrupt, note, route};
 
 /// The model that comes with Strata, seen from the root of the repository.
 const SHIPPED_MODEL: &str = "models/strata-mini/strata-mini-iq2xs-q4_0.gguf";
@@ -57,6 +58,8 @@ pub(crate) fn engine_options(flags: &EngineFlags) -> EngineOptions {
         memory_bytes: flags.streaming.memory_gb,
         arena_bytes: flags.streaming.arena_gb,
         pass_tokens: flags.pass,
+        route: route::route(flags.route.route),
+        moce: route::moce(&flags.route),
         model: ModelOptions {
             context_tokens: flags.context,
             strip_rows: flags.strip,
@@ -129,6 +132,7 @@ pub(crate) fn set_option(options: &mut EngineOptions, key: &str, value: &str) ->
         "ple" => options.model.streaming.rows_when = rows_when(PleFlag::from_str(value, false).ok()?),
         "io" => options.model.streaming.reader = value.parse().ok()?,
         "io-depth" => options.model.streaming.depth = Some(positive()?.try_into().ok()?),
+        "route" => options.route = route::route(RouteFlag::from_str(value, false).ok()?),
         "qsa-block" => options.model.block_tokens = Some(number()?),
         _ => return None,
     }
@@ -144,7 +148,11 @@ fn gdn_form(flag: GdnFlag) -> GdnForm {
 
 /// [`open`], which first tells how memory will be divided.
 pub(crate) fn open_telling(path: &Path, options: &EngineOptions) -> Result<Engine, CliError> {
-    ready(Engine::open_telling(path, options, |plan| note::line(plan_line(plan)))?)
+    let engine = ready(Engine::open_telling(path, options, |plan| note::line(plan_line(plan)))?)?;
+    if let Some(moce) = engine.moce() {
+        note::line(format_args!("strata: routes: {}", route::settings(&moce)));
+    }
+    Ok(engine)
 }
 
 /// Opens a model, tells the user what is odd about its file, and reads the experts that stay in memory. Ctrl-C ends that

@@ -9,13 +9,16 @@ use strata_backend::{Backend, BackendError, CpuBackend, Isa, Profile, ProfiledBa
 use strata_gguf::{Gguf, GgufError, Metadata, MetadataError, Optional};
 use strata_kernels::Cpu;
 use strata_model::ModelError;
-use strata_model::qwen4exp::{Lock, Model, Options as ModelOptions};
+use strata_model::qwen4exp::{Config, Lock, Model, Options as ModelOptions};
 use strata_store::plan::{Limit, Plan, PlanError};
 use thiserror::Error;
 
 use crate::generate::OnProgress;
 use crate::plan::plan_of;
-use crate::{ChatOptions, ChatTemplate, SamplerParams, SamplingError, TemplateError, Tokenizer, TokenizerError, usage};
+use crate::{
+    ChatOptions, ChatTemplate, MoceOptions, Route, SamplerParams, SamplingError, TemplateError, Tokenizer,
+    TokenizerError, routes, usage,
+};
 
 /// What can go wrong between a model file and text.
 #[derive(Debug, Error)]
@@ -71,6 +74,17 @@ pub enum EngineError {
         /// Position in the text.
         position: usize,
     },
+    /// More logical slots than the arena can follow.
+    #[error(
+        "{slots} logical slots a layer were asked for, but the arena keeps {most_slots} experts of a layer: ask for no \
+         more, or give it more memory"
+    )]
+    MoceSlots {
+        /// Asked for.
+        slots: usize,
+        /// What the arena keeps.
+        most_slots: usize,
+    },
     /// A text too short for what was asked.
     #[error("the text has {got_tokens} tokens, but {needed_tokens} are needed")]
     TextTooShort {
@@ -110,7 +124,12 @@ pub struct EngineOptions {
     pub arena_bytes: Option<u64>,
     /// Tokens of a prompt that go through the layers together; `None`: as memory allows.
     pub pass_tokens: Option<usize>,
-    /// How the model is run. Tokens of context and of a pass, and the slots of the arena, are set by the plan.
+    /// How the experts of written tokens are chosen.
+    pub route: Route,
+    /// How much [`Route::Cached`] prefers experts that are likely in memory.
+    pub moce: MoceOptions,
+    /// How the model is run. Tokens of context and of a pass, the slots of the arena and cache-aware routing are set by
+    /// the plan and the options above.
     pub model: ModelOptions,
 }
 
@@ -164,6 +183,9 @@ impl Engine {
         let gguf = Gguf::open(path)?;
         let plan = plan_of(&gguf, path, options, None)?;
         on_plan(&plan);
+        let load = |source| EngineError::Load { path: path.to_owned(), source };
+        let config = Config::read(&gguf, options.model.block_tokens).map_err(load)?;
+        let moce = routes::moce(&plan, &config, options)?;
         let isa = options.isa.unwrap_or_else(Isa::best);
         let cpu_backend = match options.is_precise {
             true => CpuBackend::precise(isa, options.threads)?,
@@ -179,14 +201,14 @@ impl Engine {
         options.model.context_tokens = Some(plan.context_tokens as usize);
         options.model.pass_tokens = plan.pass_tokens as usize;
         options.model.streaming.slots = Some(plan.slots as usize);
+        options.model.moce = moce;
         if options.model.streaming.lock == Lock::Try && !plan.can_lock {
             options.model.streaming.lock = Lock::Off;
         }
         if plan.slots < plan.experts && options.model.streaming.usage.is_empty() {
             options.model.streaming.usage = usage::load(&gguf);
         }
-        let model = Model::load(&gguf, backend, options.model.clone())
-            .map_err(|source| EngineError::Load { path: path.to_owned(), source })?;
+        let model = Model::load(&gguf, backend, options.model.clone()).map_err(load)?;
         let path = path.to_owned();
         Ok(Self {
             model,

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use strata_model::qwen4exp::{LayerView, Moment, Observer, Rows, Sequence};
 
-use crate::{Detokenizer, Engine, EngineError, Sampler, SamplerParams};
+use crate::{Detokenizer, Engine, EngineError, RouteReceipt, Sampler, SamplerParams};
 
 /// A flag by which another thread, or Ctrl-C, stops what is running at the next strip or token.
 pub type Stop = AtomicBool;
@@ -103,6 +103,16 @@ pub struct Generated {
     pub prompt_time: Duration,
     /// Time from there to the end.
     pub decode_time: Duration,
+    /// What cache-aware routing did; `None` without it.
+    pub routes: Option<RouteReceipt>,
+}
+
+/// Where tokens come from, which decides how they are routed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Source {
+    Prompt,
+    /// The model wrote them.
+    Written,
 }
 
 impl Engine {
@@ -127,7 +137,8 @@ impl Engine {
     /// Reads `prompt` and writes on from it; each piece of text goes to `on_text` as soon as it is complete.
     ///
     /// Where `prompt` begins with all that the session has taken, only the rest is read; else the session starts anew.
-    /// The bytes written do not depend on which.
+    /// The bytes written do not depend on which, but with [`Route::Cached`](crate::Route::Cached): what the session wrote
+    /// itself was routed so, and what comes as a part of a prompt is routed by the router alone.
     ///
     /// # Errors
     /// When the prompt is empty or longer than the context, or the model fails.
@@ -159,11 +170,13 @@ impl Engine {
             reused_tokens,
             prompt_time: Duration::ZERO,
             decode_time: Duration::ZERO,
+            routes: None,
         };
+        let routed = self.route_receipt();
 
         let start = Instant::now();
         let mut logits = Vec::with_capacity(self.model.vocabulary());
-        if !self.take(session, &prompt[reused_tokens..], stop, &mut logits)? {
+        if !self.take(session, &prompt[reused_tokens..], Source::Prompt, stop, &mut logits)? {
             generated.finish = Finish::Stopped;
             return Ok(generated);
         }
@@ -190,13 +203,14 @@ impl Engine {
                 break;
             }
             logits.clear();
-            if !self.take(session, &[token], stop, &mut logits)? {
+            if !self.take(session, &[token], Source::Written, stop, &mut logits)? {
                 generated.finish = Finish::Stopped;
                 break;
             }
         }
         on_text(detokenizer.finish());
         generated.decode_time = start.elapsed();
+        generated.routes = self.routed_since(routed);
         Ok(generated)
     }
 
@@ -205,6 +219,7 @@ impl Engine {
         &mut self,
         session: &mut Session,
         ids: &[u32],
+        source: Source,
         stop: &Stop,
         logits: &mut Vec<f32>,
     ) -> Result<bool, EngineError> {
@@ -216,7 +231,12 @@ impl Engine {
             tokens: ids.len(),
             layers: self.model.config().layers,
         };
-        match self.model.forward(&mut session.sequence, ids, Rows::Last, logits, observer) {
+        let sequence = &mut session.sequence;
+        let result = match source {
+            Source::Prompt => self.model.forward(sequence, ids, Rows::Last, logits, observer),
+            Source::Written => self.model.decode(sequence, ids, Rows::Last, logits, observer),
+        };
+        match result {
             Ok(()) => {
                 session.tokens.extend_from_slice(ids);
                 Ok(true)

@@ -23,7 +23,7 @@ struct Side {
 }
 
 /// What --compare can compare.
-const COMPARED: [&str; 12] = [
+const COMPARED: [&str; 13] = [
     "arena-gb",
     "forecast-min",
     "io",
@@ -34,6 +34,7 @@ const COMPARED: [&str; 12] = [
     "pass",
     "ple",
     "precise",
+    "route",
     "strip",
     "threads",
 ];

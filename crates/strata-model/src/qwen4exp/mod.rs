@@ -8,6 +8,7 @@ mod gdn;
 mod head;
 mod hyper;
 mod memory;
+mod moce;
 mod moe;
 mod ple;
 mod qsa;
@@ -30,8 +31,10 @@ pub use config::{AttentionConfig, Config, GdnConfig, MixerKind, MoeConfig, PleCo
 pub use flops::Flops;
 pub use forward::{LayerView, Moment, Observer, Rows, Unobserved};
 pub use memory::memory_shape;
+pub use moce::{Moce, RouteCounts};
 
 use self::head::Head;
+use self::moce::{MoceRouter, Residency};
 use self::moe::Moe;
 use self::ple::PleModule;
 pub use self::ple::RowsWhen;
@@ -55,6 +58,8 @@ pub struct Options {
     pub keep_details: bool,
     /// How experts and rows of the n-gram table come from the drive. Nothing of it changes a result.
     pub streaming: Streaming,
+    /// How [`Model::decode`] prefers experts that are likely in memory; `None`: not at all.
+    pub moce: Option<Moce>,
     /// Where to record what happens when; off where nobody wants to know.
     pub timeline: Timeline,
 }
@@ -114,6 +119,7 @@ impl Default for Options {
             block_tokens: None,
             keep_details: false,
             streaming: Streaming::default(),
+            moce: None,
             timeline: Timeline::off(),
         }
     }
@@ -134,6 +140,7 @@ pub struct Model {
     pass: PassId,
     buffers: forward::Buffers,
     fixed_routes: Option<FixedRoutes>,
+    moce: Option<MoceRouter>,
 }
 
 /// The experts that each row is sent to, whatever the router says: for measuring.
@@ -160,6 +167,8 @@ pub struct Sequence {
     /// By layer.
     states: Vec<StateId>,
     ple_state: Option<StateId>,
+    /// Which experts it was routed to last; empty unless decode prefers those.
+    residency: Residency,
     /// A pass began and did not end: the states are of no one position.
     is_torn: bool,
 }
@@ -284,6 +293,7 @@ impl Model {
             expert_ff: config.moe.ff,
             keep_details: options.keep_details,
         })?;
+        let moce = options.moce.map(|moce| MoceRouter::new(moce, config.moe.experts, config.moe.top_k));
         let buffers = forward::Buffers::default();
         let most_pass_tokens = options.pass_tokens;
         Ok(Self {
@@ -299,6 +309,7 @@ impl Model {
             pass,
             buffers,
             fixed_routes: None,
+            moce,
         })
     }
 
@@ -337,8 +348,9 @@ impl Model {
     /// # Errors
     /// When memory does not suffice.
     pub fn new_sequence(&mut self) -> Result<Sequence, ModelError> {
+        let residency = Residency::new(self.config.layers);
         let mut sequence =
-            Sequence { tokens: 0, window: Vec::new(), states: Vec::new(), ple_state: None, is_torn: false };
+            Sequence { tokens: 0, window: Vec::new(), states: Vec::new(), ple_state: None, residency, is_torn: false };
         let shapes = self.config.mixers.iter().map(|mixer| match *mixer {
             MixerKind::Gdn => gdn::state_shape(&self.config),
             MixerKind::Qsa { block_tokens } => qsa::state_shape(&self.config, block_tokens, self.context_tokens),
@@ -361,6 +373,7 @@ impl Model {
     pub fn reset(&mut self, sequence: &mut Sequence) {
         sequence.states.iter().chain(&sequence.ple_state).for_each(|state| self.backend.reset_state(*state));
         sequence.window.clear();
+        sequence.residency.clear();
         sequence.tokens = 0;
         sequence.is_torn = false;
     }

@@ -365,6 +365,12 @@ impl Scheduler {
         slots.map(|(index, slot)| (self.id(slot.expert), SlotId { index, generation: slot.generation }))
     }
 
+    /// Whether an expert is in memory.
+    pub fn is_resident(&self, id: ExpertId) -> bool {
+        let slot = self.number(id).and_then(|number| self.experts[number as usize].slot);
+        slot.is_some_and(|slot| self.slots[slot as usize].state == SlotState::Resident)
+    }
+
     /// Slots that the arena has.
     pub fn slots(&self) -> u32 {
         self.limits.slots
