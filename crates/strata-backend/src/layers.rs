@@ -174,3 +174,20 @@ pub struct ExpertShape {
     /// Width of an expert.
     pub ff: usize,
 }
+
+/// What a draft head begins with (spec 11).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DraftInput {
+    /// Embeddings, `[vocabulary][H]`.
+    pub embedding: MatrixId,
+    /// Gamma of the embedding's norm, `[H]`.
+    pub embedding_norm: VectorId,
+    /// Gamma of the streams' norm, `[S * H]`.
+    pub streams_norm: VectorId,
+    /// Whether each stream is normalised by itself, instead of all together.
+    pub is_grouped: bool,
+    /// Takes a normalised embedding and a normalised stream, gives a stream: `[H][2 * H]`.
+    pub join: MatrixId,
+    /// Epsilon of the norms.
+    pub eps: f32,
+}

@@ -12,6 +12,7 @@ mod error;
 mod layers;
 mod profiled;
 mod recording;
+mod saved;
 
 use std::ops::Range;
 
@@ -20,9 +21,10 @@ use strata_store::{Area, Slot};
 
 pub use cpu::CpuBackend;
 pub use error::BackendError;
-pub use layers::{ExpertShape, Gdn, GdnForm, HyperRead, Indexer, Mixer, Ple, Qsa, SharedExpert};
+pub use layers::{DraftInput, ExpertShape, Gdn, GdnForm, HyperRead, Indexer, Mixer, Ple, Qsa, SharedExpert};
 pub use profiled::{Operation, Profile, ProfiledBackend, SharedProfile, Spent};
 pub use recording::{Call, Recording, RecordingBackend};
+pub use saved::SavedState;
 pub use strata_kernels::route::{choose, weigh};
 pub use strata_kernels::{Arithmetic, Isa, UnavailableIsa, conv::MAX_TAPS as MAX_CONV_TAPS, experts::Choice};
 
@@ -114,6 +116,11 @@ pub enum StateShape {
         channels: usize,
         /// Earlier rows the convolution looks at.
         history_rows: usize,
+    },
+    /// The streams of the last token, which a draft head joins with the next token's embedding.
+    Residual {
+        /// Width of all streams together.
+        width: usize,
     },
 }
 
@@ -213,6 +220,26 @@ pub trait Backend: Send {
     /// Gives a state's memory back; the handle is dead.
     fn free_state(&mut self, state: StateId);
 
+    /// Copies a state into `saved`, whose memory is used again. Of a cache that only grows its length is kept, not its rows.
+    ///
+    /// # Errors
+    /// When there is not enough memory.
+    fn save_state(&mut self, state: StateId, saved: &mut SavedState) -> Result<(), BackendError>;
+
+    /// Makes a state what it was when it was saved. Rows of its cache that came later are forgotten; the caller knows that
+    /// the earlier ones are still those of that time.
+    fn restore_state(&mut self, state: StateId, saved: &SavedState);
+
+    /// Remembers what the next `most_rows` rows give to a state, and nothing of earlier ones.
+    fn remember_rows(&mut self, state: StateId, most_rows: usize);
+
+    /// Makes a state what it was after the first `rows` of the rows that it remembers, which came right after it was
+    /// saved: the same bytes as computing them again, without that.
+    ///
+    /// # Panics
+    /// When it does not remember so many.
+    fn replay_state(&mut self, state: StateId, saved: &SavedState, rows: usize);
+
     /// Rows of the table for `ids` into all streams of the rows from `first_row`.
     ///
     /// # Errors
@@ -221,6 +248,36 @@ pub trait Backend: Send {
 
     /// Adds the n-gram module's output to the streams. `table_rows` are the gathered rows' bytes, in row order.
     fn add_ngrams(&mut self, pass: PassId, rows: Range<usize>, layer: &Ple, state: StateId, table_rows: &[u8]);
+
+    /// Begins a draft head's block: the streams of each row become the embedding of its id joined with the streams of the
+    /// token before it. That is the row before, and what `before` keeps for the first; the last row's streams are kept
+    /// there for the next time. Without `before`, each row is its own token, and its id that of the next one.
+    ///
+    /// # Errors
+    /// When an id is not a row of the table.
+    fn draft_input(
+        &mut self,
+        pass: PassId,
+        rows: Range<usize>,
+        layer: &DraftInput,
+        before: Option<StateId>,
+        ids: &[u32],
+    ) -> Result<(), BackendError>;
+
+    /// Keeps the streams of the last of some rows in a state, for [`draft_input`](Self::draft_input).
+    fn keep_streams(&mut self, pass: PassId, rows: Range<usize>, state: StateId);
+
+    /// Adds the rows' keys and values to an attention layer's cache, as [`mix`](Self::mix) does, and attends to nothing.
+    ///
+    /// # Errors
+    /// When the state has no room for so many tokens.
+    fn extend_cache(
+        &mut self,
+        pass: PassId,
+        rows: Range<usize>,
+        layer: &Qsa,
+        state: StateId,
+    ) -> Result<(), BackendError>;
 
     /// Reads the streams: layer input and, where the layer has them, write weights.
     fn read_streams(&mut self, pass: PassId, rows: Range<usize>, layer: &HyperRead);

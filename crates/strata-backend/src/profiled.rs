@@ -12,8 +12,8 @@ use strata_store::timeline::{Lane, Timeline};
 use strata_store::{Area, Slot};
 
 use crate::{
-    Backend, BackendError, Choice, ExpertShape, Field, GroupEntry, HyperRead, MatrixData, MatrixId, Mixer, PassId,
-    PassShape, Ple, Routes, SharedExpert, StateId, StatePart, StateShape, Ticket, VectorId,
+    Backend, BackendError, Choice, DraftInput, ExpertShape, Field, GroupEntry, HyperRead, MatrixData, MatrixId, Mixer,
+    PassId, PassShape, Ple, Qsa, Routes, SavedState, SharedExpert, StateId, StatePart, StateShape, Ticket, VectorId,
 };
 
 /// What time is spent on.
@@ -240,6 +240,22 @@ impl Backend for ProfiledBackend {
         self.inner.free_state(state);
     }
 
+    fn save_state(&mut self, state: StateId, saved: &mut SavedState) -> Result<(), BackendError> {
+        self.inner.save_state(state, saved)
+    }
+
+    fn restore_state(&mut self, state: StateId, saved: &SavedState) {
+        self.inner.restore_state(state, saved);
+    }
+
+    fn remember_rows(&mut self, state: StateId, most_rows: usize) {
+        self.inner.remember_rows(state, most_rows);
+    }
+
+    fn replay_state(&mut self, state: StateId, saved: &SavedState, rows: usize) {
+        self.inner.replay_state(state, saved, rows);
+    }
+
     fn embed(&mut self, pass: PassId, first_row: usize, table: MatrixId, ids: &[u32]) -> Result<(), BackendError> {
         // A pass begins: what was before is none of its time.
         (self.layer, self.is_layer_done) = (None, true);
@@ -251,6 +267,33 @@ impl Backend for ProfiledBackend {
         self.timed(Operation::AddNgrams, Some(Operation::HostNgramRows), 1, |inner| {
             inner.add_ngrams(pass, rows, layer, state, table_rows);
         });
+    }
+
+    fn draft_input(
+        &mut self,
+        pass: PassId,
+        rows: Range<usize>,
+        layer: &DraftInput,
+        before: Option<StateId>,
+        ids: &[u32],
+    ) -> Result<(), BackendError> {
+        // A draft head is none of the layers.
+        (self.layer, self.is_layer_done) = (None, false);
+        self.operation(Operation::Embed, |inner| inner.draft_input(pass, rows, layer, before, ids))
+    }
+
+    fn keep_streams(&mut self, pass: PassId, rows: Range<usize>, state: StateId) {
+        self.inner.keep_streams(pass, rows, state);
+    }
+
+    fn extend_cache(
+        &mut self,
+        pass: PassId,
+        rows: Range<usize>,
+        layer: &Qsa,
+        state: StateId,
+    ) -> Result<(), BackendError> {
+        self.operation(Operation::MixQsa, |inner| inner.extend_cache(pass, rows, layer, state))
     }
 
     fn read_streams(&mut self, pass: PassId, rows: Range<usize>, layer: &HyperRead) {

@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use strata_store::{Area, ExpertId, Slot};
 
 use crate::{
-    Backend, BackendError, Choice, ExpertShape, Field, GroupEntry, HyperRead, MatrixData, MatrixId, Mixer, PassId,
-    PassShape, Ple, Routes, SharedExpert, StateId, StatePart, StateShape, Ticket, VectorId,
+    Backend, BackendError, Choice, DraftInput, ExpertShape, Field, GroupEntry, HyperRead, MatrixData, MatrixId, Mixer,
+    PassId, PassShape, Ple, Qsa, Routes, SavedState, SharedExpert, StateId, StatePart, StateShape, Ticket, VectorId,
 };
 
 /// One call, with the rows it was for.
@@ -31,6 +31,13 @@ pub enum Call {
     Head { rows: Range<usize> },
     ResetState { state: StateId },
     FreeState { state: StateId },
+    SaveState { state: StateId },
+    RestoreState { state: StateId },
+    RememberRows { state: StateId, most_rows: usize },
+    ReplayState { state: StateId, rows: usize },
+    DraftInput { rows: Range<usize>, ids: Vec<u32> },
+    KeepStreams { rows: Range<usize> },
+    ExtendCache { rows: Range<usize> },
 }
 
 /// What a [`RecordingBackend`] was asked.
@@ -138,6 +145,23 @@ impl Backend for RecordingBackend {
         self.call(Call::FreeState { state });
     }
 
+    fn save_state(&mut self, state: StateId, saved: &mut SavedState) -> Result<(), BackendError> {
+        self.call(Call::SaveState { state });
+        saved.fill(0, [&[], &[]])
+    }
+
+    fn restore_state(&mut self, state: StateId, _saved: &SavedState) {
+        self.call(Call::RestoreState { state });
+    }
+
+    fn remember_rows(&mut self, state: StateId, most_rows: usize) {
+        self.call(Call::RememberRows { state, most_rows });
+    }
+
+    fn replay_state(&mut self, state: StateId, _saved: &SavedState, rows: usize) {
+        self.call(Call::ReplayState { state, rows });
+    }
+
     fn embed(&mut self, _pass: PassId, first_row: usize, table: MatrixId, ids: &[u32]) -> Result<(), BackendError> {
         let (rows, _) = self.matrices[table.0 as usize];
         if let Some(&id) = ids.iter().find(|id| **id as usize >= rows) {
@@ -149,6 +173,33 @@ impl Backend for RecordingBackend {
 
     fn add_ngrams(&mut self, _pass: PassId, rows: Range<usize>, _layer: &Ple, _state: StateId, table_rows: &[u8]) {
         self.call(Call::AddNgrams { rows, table_bytes: table_rows.len() });
+    }
+
+    fn draft_input(
+        &mut self,
+        _pass: PassId,
+        rows: Range<usize>,
+        _layer: &DraftInput,
+        _before: Option<StateId>,
+        ids: &[u32],
+    ) -> Result<(), BackendError> {
+        self.call(Call::DraftInput { rows, ids: ids.to_vec() });
+        Ok(())
+    }
+
+    fn keep_streams(&mut self, _pass: PassId, rows: Range<usize>, _state: StateId) {
+        self.call(Call::KeepStreams { rows });
+    }
+
+    fn extend_cache(
+        &mut self,
+        _pass: PassId,
+        rows: Range<usize>,
+        _layer: &Qsa,
+        _state: StateId,
+    ) -> Result<(), BackendError> {
+        self.call(Call::ExtendCache { rows });
+        Ok(())
     }
 
     fn read_streams(&mut self, _pass: PassId, rows: Range<usize>, _layer: &HyperRead) {

@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, IsTerminal, Write};
 
-use strata_engine::{Finish, GenerateOptions};
+use strata_engine::{EngineOptions, Finish, GenerateOptions};
 
 use crate::error::CliError;
 use crate::flags::ChatFlags;
@@ -13,7 +13,8 @@ const HELP: &str = "/clear forgets the conversation, /exit (or Ctrl-D) ends it, 
 pub(crate) fn chat(flags: &ChatFlags) -> Result<(), CliError> {
     interrupt::install()?;
     let path = setup::model_path(flags.model.model.as_deref())?;
-    let mut engine = setup::open_telling(&path, &setup::engine_options(&flags.engine))?;
+    let engine_options = EngineOptions { drafts: setup::drafts(&flags.drafts), ..setup::engine_options(&flags.engine) };
+    let mut engine = setup::open_telling(&path, &engine_options)?;
     // A file that cannot chat is told now, not after the first line was typed.
     engine.tokenizer()?;
     engine.template()?;

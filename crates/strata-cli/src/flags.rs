@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 pub(crate) use self::bench::{BenchCommand, DecodeFlags, DoctorFlags, KernelsFlags, PrefillFlags, TimingFlags};
+pub(crate) use self::drafts::{DraftFlag, DraftFlags, NormFlag};
 pub(crate) use self::plan::{PlanFlags, gib};
 pub(crate) use self::probe::ProbeFlags;
 pub(crate) use self::report::ReportFlags;
@@ -15,6 +16,7 @@ pub(crate) use self::sim::{
 pub(crate) use self::streaming::{LockFlag, LookaheadFlag, PleFlag, StreamingFlags};
 
 mod bench;
+mod drafts;
 mod plan;
 mod probe;
 mod report;
@@ -187,6 +189,8 @@ pub(crate) struct RunFlags {
     #[command(flatten)]
     pub(crate) sampling: SamplingFlags,
     #[command(flatten)]
+    pub(crate) drafts: DraftFlags,
+    #[command(flatten)]
     pub(crate) engine: EngineFlags,
 }
 
@@ -199,6 +203,8 @@ pub(crate) struct ChatFlags {
     pub(crate) model: ModelFlags,
     #[command(flatten)]
     pub(crate) sampling: SamplingFlags,
+    #[command(flatten)]
+    pub(crate) drafts: DraftFlags,
     #[command(flatten)]
     pub(crate) engine: EngineFlags,
 }

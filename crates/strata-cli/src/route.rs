@@ -14,7 +14,7 @@ pub(crate) fn route(flag: RouteFlag) -> Route {
 
 pub(crate) fn moce(flags: &RouteFlags) -> MoceOptions {
     let &RouteFlags { moce_slots: slots, moce_bonus: bonus, moce_keep: keep, moce_mass: mass, .. } = flags;
-    MoceOptions { slots, bonus, keep, mass }
+    MoceOptions { slots, bonus, keep, mass, ..MoceOptions::default() }
 }
 
 /// How experts are preferred, in a line; with these settings a text can be had again.
@@ -27,7 +27,11 @@ pub(crate) fn settings(moce: &Moce) -> String {
 pub(crate) fn summary(receipt: &RouteReceipt) -> Option<String> {
     let agreement = 100.0 * receipt.agreement()?;
     let mass = 100.0 * receipt.substituted_mass()?;
-    Some(format!("routes: {agreement:.1} % exact, {mass:.1} % of the mass substituted"))
+    let kl = match receipt.mean_kl() {
+        Some(kl) => format!(", KL {kl:.4} ({} tokens)", receipt.kl_tokens),
+        None => String::new(),
+    };
+    Some(format!("routes: {agreement:.1} % exact, {mass:.1} % of the mass substituted{kl}"))
 }
 
 /// What it did, in lines.
@@ -54,6 +58,8 @@ pub(crate) fn json(engine: &Engine, receipt: &RouteReceipt) -> Value {
         "tokens": receipt.counts.rows,
         "agreement": receipt.agreement(),
         "substituted_mass": receipt.substituted_mass(),
+        "mean_kl": receipt.mean_kl(),
+        "kl_tokens": receipt.kl_tokens,
         "hit_rate": receipt.hit_rate(),
         "misses_per_token": receipt.misses_per_token(),
         "arena_hit_rate": receipt.arena_hit_rate(),

@@ -13,7 +13,11 @@ pub(crate) fn run(flags: &RunFlags) -> Result<(), CliError> {
     interrupt::install()?;
     let path = setup::model_path(flags.model.model.as_deref())?;
     let recorder = timeline::recorder(flags.timeline.as_deref())?;
-    let mut engine_options = EngineOptions { is_profiled: flags.profile, ..setup::engine_options(&flags.engine) };
+    let mut engine_options = EngineOptions {
+        is_profiled: flags.profile,
+        drafts: setup::drafts(&flags.drafts),
+        ..setup::engine_options(&flags.engine)
+    };
     engine_options.model.timeline = recorder.clone();
     let mut engine = setup::open_telling(&path, &engine_options)?;
     let ids = encode(&engine, flags, prompt)?;
@@ -96,7 +100,8 @@ pub(crate) fn summary(generated: &Generated) -> String {
         (_, 0.0) => String::new(),
         (tokens, seconds) => format!(", {:.1} tok/s", tokens as f64 / seconds),
     };
-    let Generated { tokens, prompt_tokens, reused_tokens, prompt_time, decode_time, finish, routes } = generated;
+    let Generated { tokens, prompt_tokens, reused_tokens, prompt_time, decode_time, finish, drafts, routes } =
+        generated;
     let reused = if *reused_tokens > 0 { format!(" ({reused_tokens} known)") } else { String::new() };
     let finish = match finish {
         Finish::EndOfTurn => "",
@@ -105,10 +110,14 @@ pub(crate) fn summary(generated: &Generated) -> String {
         Finish::Stopped => ", stopped",
         Finish::Repeated => ", stopped: one token again and again",
     };
+    let drafts = match drafts.proposed {
+        0 => String::new(),
+        all => format!(" | drafts: {} % of {all} accepted", (100 * drafts.accepted + all / 2) / all),
+    };
     let routes = routes.as_ref().and_then(route::summary).map(|routes| format!(" | {routes}")).unwrap_or_default();
     // The first token comes with the prompt's logits: the time of the rest is that of one token less.
     format!(
-        "[prompt: {prompt_tokens} tokens{reused}{} | written: {} tokens{}{finish}{routes}]",
+        "[prompt: {prompt_tokens} tokens{reused}{} | written: {} tokens{}{finish}{drafts}{routes}]",
         rate(prompt_tokens - reused_tokens, *prompt_time),
         tokens.len(),
         rate(tokens.len().saturating_sub(1), *decode_time),

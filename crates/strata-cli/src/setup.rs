@@ -6,13 +6,14 @@ use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 use strata_engine::{
-    Engine, EngineOptions, GdnForm, Isa, Limit, Lock, Lookahead, ModelOptions, Plan, RowsWhen, SamplerParams, Streaming,
+    DraftKind, DraftOptions, Engine, EngineOptions, GdnForm, Isa, Limit, Lock, Lookahead, ModelOptions, Plan, RowsWhen,
+    SamplerParams, Streaming, StreamsNorm,
 };
 
 use crate::error::CliError;
 use crate::flags::{
-    EngineFlags, GdnFlag, IsaFlag, LockFlag, LookaheadFlag, PleFlag, RouteFlag, SamplingFlags, StreamingFlags, gib,
-    thread_count,
+    DraftFlag, DraftFlags, EngineFlags, GdnFlag, IsaFlag, LockFlag, LookaheadFlag, NormFlag, PleFlag, RouteFlag,
+    SamplingFlags, StreamingFlags, gib, thread_count,
 };
 use crate::{interrupt, note, route};
 
@@ -60,6 +61,7 @@ pub(crate) fn engine_options(flags: &EngineFlags) -> EngineOptions {
         pass_tokens: flags.pass,
         route: route::route(flags.route.route),
         moce: route::moce(&flags.route),
+        drafts: DraftOptions::default(),
         model: ModelOptions {
             context_tokens: flags.context,
             strip_rows: flags.strip,
@@ -67,6 +69,24 @@ pub(crate) fn engine_options(flags: &EngineFlags) -> EngineOptions {
             block_tokens: flags.qsa_block,
             streaming: streaming(&flags.streaming),
             ..ModelOptions::default()
+        },
+    }
+}
+
+/// How a command that writes text drafts it.
+pub(crate) fn drafts(flags: &DraftFlags) -> DraftOptions {
+    DraftOptions {
+        kind: match flags.draft {
+            DraftFlag::Off => DraftKind::Off,
+            DraftFlag::Lookup => DraftKind::Lookup,
+            DraftFlag::Mtp => DraftKind::Mtp,
+            DraftFlag::Auto => DraftKind::Auto,
+        },
+        most: flags.draft_max as usize,
+        head: flags.mtp.clone(),
+        norm: match flags.mtp_norm {
+            NormFlag::One => StreamsNorm::One,
+            NormFlag::Grouped => StreamsNorm::Grouped,
         },
     }
 }

@@ -15,9 +15,10 @@ use thiserror::Error;
 
 use crate::generate::OnProgress;
 use crate::plan::plan_of;
+use crate::routes::KlSampler;
 use crate::{
-    ChatOptions, ChatTemplate, MoceOptions, Route, SamplerParams, SamplingError, TemplateError, Tokenizer,
-    TokenizerError, routes, usage,
+    ChatOptions, ChatTemplate, DraftOptions, MoceOptions, Route, SamplerParams, SamplingError, TemplateError,
+    Tokenizer, TokenizerError, routes, usage,
 };
 
 /// What can go wrong between a model file and text.
@@ -124,6 +125,8 @@ pub struct EngineOptions {
     pub arena_bytes: Option<u64>,
     /// Tokens of a prompt that go through the layers together; `None`: as memory allows.
     pub pass_tokens: Option<usize>,
+    /// How tokens are drafted.
+    pub drafts: DraftOptions,
     /// How the experts of written tokens are chosen.
     pub route: Route,
     /// How much [`Route::Cached`] prefers experts that are likely in memory.
@@ -147,6 +150,7 @@ impl EngineOptions {
 /// A model ready for use.
 pub struct Engine {
     pub(crate) model: Model,
+    pub(crate) kl_sampler: KlSampler,
     path: PathBuf,
     plan: Plan,
     pub(crate) gguf: Gguf,
@@ -181,11 +185,13 @@ impl Engine {
         on_plan: impl FnOnce(&Plan),
     ) -> Result<Self, EngineError> {
         let gguf = Gguf::open(path)?;
-        let plan = plan_of(&gguf, path, options, None)?;
+        let mut options = options.clone();
+        options.model.draft_head = options.drafts.open_head(&gguf)?;
+        let plan = plan_of(&gguf, path, &options, None)?;
         on_plan(&plan);
         let load = |source| EngineError::Load { path: path.to_owned(), source };
         let config = Config::read(&gguf, options.model.block_tokens).map_err(load)?;
-        let moce = routes::moce(&plan, &config, options)?;
+        let moce = routes::moce(&plan, &config, &options)?;
         let isa = options.isa.unwrap_or_else(Isa::best);
         let cpu_backend = match options.is_precise {
             true => CpuBackend::precise(isa, options.threads)?,
@@ -197,7 +203,6 @@ impl Engine {
             let (profiled, shared) = ProfiledBackend::new(backend, options.model.timeline.clone());
             (backend, profile) = (Box::new(profiled), options.is_profiled.then_some(shared));
         }
-        let mut options = options.clone();
         options.model.context_tokens = Some(plan.context_tokens as usize);
         options.model.pass_tokens = plan.pass_tokens as usize;
         options.model.streaming.slots = Some(plan.slots as usize);
@@ -210,8 +215,10 @@ impl Engine {
         }
         let model = Model::load(&gguf, backend, options.model.clone()).map_err(load)?;
         let path = path.to_owned();
+        let kl_sampler = KlSampler::new(&options);
         Ok(Self {
             model,
+            kl_sampler,
             path,
             plan,
             gguf,

@@ -3,9 +3,10 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use strata_model::qwen4exp::{LayerView, Moment, Observer, Rows, Sequence};
+use strata_model::qwen4exp::{Checkpoint, LayerView, Moment, Observer, Rows, Sequence};
 
-use crate::{Detokenizer, Engine, EngineError, RouteReceipt, Sampler, SamplerParams};
+use crate::drafts::Writing;
+use crate::{Detokenizer, Drafts, Engine, EngineError, RouteReceipt, Sampler, SamplerParams};
 
 /// A flag by which another thread, or Ctrl-C, stops what is running at the next strip or token.
 pub type Stop = AtomicBool;
@@ -49,8 +50,10 @@ impl Observer for Watched<'_> {
 /// One text and the model's state after it.
 pub struct Session {
     pub(crate) sequence: Sequence,
-    /// The tokens that the state has taken.
-    tokens: Vec<u32>,
+    /// The tokens that the state has taken; while a text is written, without drafts that it may not agree with.
+    pub(crate) tokens: Vec<u32>,
+    /// Where the state was before the drafts.
+    pub(crate) window_start: Option<Checkpoint>,
 }
 
 /// How to go on from a prompt.
@@ -103,16 +106,10 @@ pub struct Generated {
     pub prompt_time: Duration,
     /// Time from there to the end.
     pub decode_time: Duration,
+    /// What became of drafts.
+    pub drafts: Drafts,
     /// What cache-aware routing did; `None` without it.
     pub routes: Option<RouteReceipt>,
-}
-
-/// Where tokens come from, which decides how they are routed.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Source {
-    Prompt,
-    /// The model wrote them.
-    Written,
 }
 
 impl Engine {
@@ -126,7 +123,7 @@ impl Engine {
     /// # Errors
     /// When there is not enough memory for its state.
     pub fn new_session(&mut self) -> Result<Session, EngineError> {
-        Ok(Session { sequence: self.model.new_sequence()?, tokens: Vec::new() })
+        Ok(Session { sequence: self.model.new_sequence()?, tokens: Vec::new(), window_start: None })
     }
 
     /// Gives a session's memory back.
@@ -148,13 +145,12 @@ impl Engine {
         prompt: &[u32],
         options: &GenerateOptions,
         stop: &Stop,
-        mut on_text: impl FnMut(&str),
+        on_text: impl FnMut(&str),
     ) -> Result<Generated, EngineError> {
         if prompt.is_empty() {
             return Err(EngineError::EmptyPrompt);
         }
         let mut sampler = Sampler::new(options.sampling)?;
-        let mut detokenizer = Detokenizer::new(true);
         // At least the last token is read: its logits are needed.
         let reused_tokens = match prompt.strip_prefix(&session.tokens[..]) {
             Some([_, ..]) => session.tokens.len(),
@@ -170,56 +166,79 @@ impl Engine {
             reused_tokens,
             prompt_time: Duration::ZERO,
             decode_time: Duration::ZERO,
+            drafts: Drafts::default(),
             routes: None,
         };
         let routed = self.route_receipt();
 
         let start = Instant::now();
         let mut logits = Vec::with_capacity(self.model.vocabulary());
-        if !self.take(session, &prompt[reused_tokens..], Source::Prompt, stop, &mut logits)? {
+        if !self.take(session, &prompt[reused_tokens..], stop, &mut logits)? {
             generated.finish = Finish::Stopped;
             return Ok(generated);
         }
         generated.prompt_time = start.elapsed();
         let start = Instant::now();
-        while generated.tokens.len() < options.max_tokens {
-            let token = sampler.sample(&logits)?;
-            let tokenizer = self.tokenizer()?;
-            if tokenizer.end_of_turn_ids().contains(&token) {
-                generated.finish = Finish::EndOfTurn;
-                break;
-            }
-            generated.tokens.push(token);
-            on_text(detokenizer.push(tokenizer, token));
-            if generated.tokens.len() == options.max_tokens {
-                break;
-            }
-            if repeats(&generated.tokens) {
-                generated.finish = Finish::Repeated;
-                break;
-            }
-            if session.tokens.len() == self.model.context_tokens() {
-                generated.finish = Finish::ContextFull;
-                break;
-            }
-            logits.clear();
-            if !self.take(session, &[token], Source::Written, stop, &mut logits)? {
-                generated.finish = Finish::Stopped;
-                break;
-            }
-        }
-        on_text(detokenizer.finish());
+        let mut writing = self.begin_writing(prompt, logits);
+        let finish = self.write_on(session, &mut writing, &mut sampler, options, stop, &mut generated.tokens, on_text);
+        // Whatever happened, the session has what was written.
+        self.settle(session, &mut writing)?;
+        generated.finish = finish?;
+        generated.drafts = writing.drafts;
         generated.decode_time = start.elapsed();
         generated.routes = self.routed_since(routed);
         Ok(generated)
     }
 
-    /// Takes tokens into the session; `false`: it was stopped, and the session is empty again.
+    /// Writes token after token.
+    #[allow(clippy::too_many_arguments)] // one caller, whose loop it is
+    fn write_on(
+        &mut self,
+        session: &mut Session,
+        writing: &mut Writing,
+        sampler: &mut Sampler,
+        options: &GenerateOptions,
+        stop: &Stop,
+        tokens: &mut Vec<u32>,
+        mut on_text: impl FnMut(&str),
+    ) -> Result<Finish, EngineError> {
+        let mut detokenizer = Detokenizer::new(true);
+        let mut finish = Finish::MaxTokens;
+        while tokens.len() < options.max_tokens {
+            let token = sampler.sample(writing.logits(self.model.vocabulary()))?;
+            let tokenizer = self.tokenizer()?;
+            if tokenizer.end_of_turn_ids().contains(&token) {
+                finish = Finish::EndOfTurn;
+                break;
+            }
+            tokens.push(token);
+            on_text(detokenizer.push(tokenizer, token));
+            if tokens.len() == options.max_tokens {
+                break;
+            }
+            if repeats(tokens) {
+                finish = Finish::Repeated;
+                break;
+            }
+            if session.tokens.len() == self.model.context_tokens() {
+                finish = Finish::ContextFull;
+                break;
+            }
+            let left = options.max_tokens - tokens.len();
+            if !self.write(session, writing, token, left, stop)? {
+                finish = Finish::Stopped;
+                break;
+            }
+        }
+        on_text(detokenizer.finish());
+        Ok(finish)
+    }
+
+    /// Takes a prompt into the session; `false`: it was stopped, and the session is empty again.
     fn take(
         &mut self,
         session: &mut Session,
         ids: &[u32],
-        source: Source,
         stop: &Stop,
         logits: &mut Vec<f32>,
     ) -> Result<bool, EngineError> {
@@ -231,27 +250,29 @@ impl Engine {
             tokens: ids.len(),
             layers: self.model.config().layers,
         };
-        let sequence = &mut session.sequence;
-        let result = match source {
-            Source::Prompt => self.model.forward(sequence, ids, Rows::Last, logits, observer),
-            Source::Written => self.model.decode(sequence, ids, Rows::Last, logits, observer),
-        };
-        match result {
-            Ok(()) => {
-                session.tokens.extend_from_slice(ids);
-                Ok(true)
-            }
-            Err(error) => {
-                // Whoever shows progress shows it no more.
-                self.on_progress.iter_mut().for_each(|on_progress| on_progress(1.0));
-                self.reset(session);
-                let error = EngineError::from(error);
-                if error.is_cancelled() { Ok(false) } else { Err(error) }
-            }
+        let result = self.model.forward(&mut session.sequence, ids, Rows::Last, logits, observer);
+        let is_taken = self.or_reset(session, result.map_err(EngineError::from))?.is_some();
+        if is_taken {
+            session.tokens.extend_from_slice(ids);
         }
+        Ok(is_taken)
     }
 
-    fn reset(&mut self, session: &mut Session) {
+    /// What a pass gave. `None`: it was stopped; then, and after an error, the session is empty again.
+    pub(crate) fn or_reset<T>(
+        &mut self,
+        session: &mut Session,
+        result: Result<T, EngineError>,
+    ) -> Result<Option<T>, EngineError> {
+        result.map(Some).or_else(|error| {
+            // Whoever shows progress shows it no more.
+            self.on_progress.iter_mut().for_each(|on_progress| on_progress(1.0));
+            self.reset(session);
+            if error.is_cancelled() { Ok(None) } else { Err(error) }
+        })
+    }
+
+    pub(crate) fn reset(&mut self, session: &mut Session) {
         self.model.reset(&mut session.sequence);
         session.tokens.clear();
     }

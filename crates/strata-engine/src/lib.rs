@@ -7,6 +7,7 @@
 
 pub mod bench;
 mod detokenizer;
+mod drafts;
 mod engine;
 pub mod exact;
 mod generate;
@@ -26,6 +27,7 @@ pub mod trace;
 mod usage;
 
 pub use detokenizer::Detokenizer;
+pub use drafts::{DraftKind, DraftOptions, Drafts, MOST_DRAFTS};
 pub use engine::{Engine, EngineError, EngineOptions};
 pub use generate::{Finish, GenerateOptions, Generated, MOST_EQUAL_TOKENS, Session, Stop};
 pub use inspect::{Inspection, MetadataValue, TensorGroup, TensorLine, inspect, tokenizer_of};
@@ -37,7 +39,7 @@ pub use sampling::{Sampler, SamplerParams, SamplingError};
 pub use strata_backend::{GdnForm, Isa, Operation, Profile, Spent};
 pub use strata_kernels::peaks::Peak;
 pub use strata_kernels::{Arithmetic, Cpu};
-pub use strata_model::qwen4exp::{Lock, Moce, Options as ModelOptions, RouteCounts, RowsWhen, Streaming};
+pub use strata_model::qwen4exp::{Lock, Moce, Options as ModelOptions, RouteCounts, RowsWhen, Streaming, StreamsNorm};
 pub use strata_store::plan::{Limit, Plan, PlanError};
 pub use strata_store::reads::ReaderKind;
 pub use strata_store::sim;

@@ -4,10 +4,10 @@ use std::path::Path;
 
 use strata_backend::{Arithmetic, Isa};
 use strata_gguf::Gguf;
-use strata_model::qwen4exp::{Config, memory_shape};
+use strata_model::qwen4exp::{Config, add_draft_head, memory_shape, window_bytes};
 use strata_store::plan::{Drive, MachineFacts, Plan, Request};
 
-use crate::{EngineError, EngineOptions, Machine, Memory};
+use crate::{DraftKind, EngineError, EngineOptions, Machine, Memory};
 
 /// The plan by which a file's model would be opened on this machine. `drive_bytes_per_second` is what the drive reads, if
 /// that is known.
@@ -31,7 +31,13 @@ pub(crate) fn plan_of(
     let config = Config::read(gguf, options.model.block_tokens).map_err(load)?;
     let context_tokens = options.model.context_tokens.unwrap_or_else(|| config.default_context_tokens());
     let strip_rows = options.model.strip_rows.min(context_tokens);
-    let shape = memory_shape(gguf, &config, strip_rows).map_err(load)?;
+    let mut shape = memory_shape(gguf, &config, strip_rows).map_err(load)?;
+    if let Some(head) = &options.model.draft_head {
+        add_draft_head(&mut shape, gguf, &config, head, strip_rows).map_err(load)?;
+    }
+    if options.drafts.kind != DraftKind::Off {
+        shape.state_bytes += window_bytes(&config);
+    }
     // The latency of a drive is not known before it is measured.
     let drive = drive_bytes_per_second.map(|bytes_per_second| Drive { bytes_per_second, latency_ns: 0 });
     let threads = if options.threads == 0 { None } else { Some(options.threads as u64) };

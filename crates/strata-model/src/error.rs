@@ -66,8 +66,19 @@ pub enum ModelError {
     #[error(transparent)]
     Backend(#[from] BackendError),
     /// An earlier pass of this sequence was stopped half-way.
-    #[error("this sequence was stopped in the middle of a pass and must be reset before it goes on")]
+    #[error(
+        "this sequence was stopped in the middle of a pass and must be reset, or go back to a checkpoint, before it goes on"
+    )]
     Interrupted,
+    /// A checkpoint that the sequence cannot go back to.
+    #[error(
+        "the sequence cannot go back to its checkpoint of {tokens} tokens: it is another sequence's, or what came before \
+         it was forgotten since"
+    )]
+    StaleCheckpoint {
+        /// Tokens of the checkpoint.
+        tokens: usize,
+    },
     /// The caller asked to stop.
     #[error("stopped")]
     Cancelled,

@@ -54,6 +54,10 @@ impl ExpertStore for Watched {
         self.inner.end_pass();
     }
 
+    fn skip_to(&mut self, layer: u32) {
+        self.inner.skip_to(layer);
+    }
+
     fn demand(&mut self, layer: u32, experts: &[Demand]) -> Result<(), StoreError> {
         let mut script = self.script.lock().unwrap();
         script.log.push(format!("demand {layer}"));

@@ -6,6 +6,7 @@ use strata_kernels::conv::Window;
 use strata_kernels::{Cpu, gdn};
 
 use super::Weights;
+use super::kept::{Kept, keep_gdn};
 use super::pass::{Pass, Scratch};
 use super::states::GdnState;
 use crate::{Gdn, GdnForm};
@@ -16,7 +17,7 @@ pub(super) fn mix(
     pass: &mut Pass,
     rows: Range<usize>,
     layer: &Gdn,
-    state: &mut GdnState,
+    (state, kept): (&mut GdnState, &mut Kept),
     s: &mut Scratch,
 ) {
     let &Gdn { key_heads, value_heads, head_dim, eps, .. } = layer;
@@ -41,6 +42,7 @@ pub(super) fn mix(
     weights.multiply_of(cpu, layer.alpha, &input, alpha);
     weights.multiply_of(cpu, layer.beta, &input, beta);
     gdn::gates(cpu, weights.vector(layer.a), weights.vector(layer.dt_bias), alpha, beta);
+    keep_gdn(kept, (new, channels), (convolved, head_dim), (alpha, beta), count);
     by_head.resize(values_len, 0.0);
     let (queries, rest) = convolved.split_at(keys_len);
     let (keys, values) = rest.split_at(keys_len);

@@ -19,6 +19,7 @@ impl CpuBackend {
                 matrices.saturating_add(floats(&[history_rows, channels]))
             }
             StateShape::Ple { channels, history_rows } => floats(&[channels, history_rows]),
+            StateShape::Residual { width } => floats(&[width]),
             StateShape::Qsa { context_tokens, kv_heads, head_dim, indexer } => {
                 let cache = KvCache::bytes(arithmetic, kv_heads, head_dim, context_tokens) as u64;
                 let (dim, block_tokens) = indexer.unwrap_or((0, 1));

@@ -1,7 +1,9 @@
 //! The processor as a backend: every operation runs at once, on the kernels' threads. One file per operation.
 
+mod draft;
 mod experts;
 mod gdn;
+mod kept;
 mod memory;
 mod pass;
 mod ple;
@@ -17,11 +19,12 @@ use strata_kernels::{Cpu, Isa, UnavailableIsa};
 use strata_store::{Area, Slot};
 
 use self::experts::Logits;
+use self::kept::Kept;
 use self::pass::{Pass, Scratch, zeroed};
 use self::states::State;
 use crate::{
-    Backend, BackendError, Choice, ExpertShape, Field, GroupEntry, HyperRead, MatrixData, MatrixId, Mixer, PassId,
-    PassShape, Ple, Routes, SharedExpert, StateId, StatePart, StateShape, Ticket, VectorId,
+    Backend, BackendError, Choice, DraftInput, ExpertShape, Field, GroupEntry, HyperRead, MatrixData, MatrixId, Mixer,
+    PassId, PassShape, Ple, Qsa, Routes, SavedState, SharedExpert, StateId, StatePart, StateShape, Ticket, VectorId,
 };
 
 /// Computes on the processor.
@@ -29,7 +32,7 @@ pub struct CpuBackend {
     cpu: Cpu,
     weights: Weights,
     passes: Vec<Pass>,
-    states: Vec<Option<State>>,
+    states: Vec<Option<(State, Kept)>>,
     scratch: Scratch,
     /// By ticket. Few are waiting at a time.
     results: Vec<(u64, Outcome)>,
@@ -125,8 +128,8 @@ impl CpuBackend {
     }
 }
 
-/// The state behind a handle.
-fn state(states: &mut [Option<State>], id: StateId) -> &mut State {
+/// The state behind a handle, and the rows that are kept of it.
+fn state(states: &mut [Option<(State, Kept)>], id: StateId) -> &mut (State, Kept) {
     states[id.0 as usize].as_mut().expect("the state was not freed")
 }
 
@@ -165,16 +168,33 @@ impl Backend for CpuBackend {
         if free.is_none() {
             self.states.push(None);
         }
-        self.states[at] = Some(new);
+        self.states[at] = Some((new, Kept::default()));
         Ok(StateId(at as u32))
     }
 
     fn reset_state(&mut self, id: StateId) {
-        state(&mut self.states, id).reset();
+        state(&mut self.states, id).0.reset();
     }
 
     fn free_state(&mut self, state: StateId) {
         self.states[state.0 as usize] = None;
+    }
+
+    fn save_state(&mut self, id: StateId, saved: &mut SavedState) -> Result<(), BackendError> {
+        state(&mut self.states, id).0.save(saved)
+    }
+
+    fn restore_state(&mut self, id: StateId, saved: &SavedState) {
+        state(&mut self.states, id).0.restore(saved);
+    }
+
+    fn remember_rows(&mut self, id: StateId, most_rows: usize) {
+        state(&mut self.states, id).1.begin(most_rows);
+    }
+
+    fn replay_state(&mut self, id: StateId, saved: &SavedState, rows: usize) {
+        let (state, kept) = state(&mut self.states, id);
+        state.replay(&self.cpu, saved, kept, rows);
     }
 
     fn embed(&mut self, pass: PassId, first_row: usize, table: MatrixId, ids: &[u32]) -> Result<(), BackendError> {
@@ -195,8 +215,40 @@ impl Backend for CpuBackend {
 
     fn add_ngrams(&mut self, pass: PassId, rows: Range<usize>, layer: &Ple, id: StateId, table_rows: &[u8]) {
         let Self { cpu, weights, passes, states, scratch, .. } = self;
-        let State::Ple(history) = state(states, id) else { panic!("the n-gram module was given another state") };
-        ple::add_ngrams(cpu, weights, &mut passes[pass.0 as usize], rows, layer, history, table_rows, scratch);
+        let (State::Ple(history), kept) = state(states, id) else {
+            panic!("the n-gram module was given another state")
+        };
+        ple::add_ngrams(cpu, weights, &mut passes[pass.0 as usize], rows, layer, history, kept, table_rows, scratch);
+    }
+
+    fn draft_input(
+        &mut self,
+        pass: PassId,
+        rows: Range<usize>,
+        layer: &DraftInput,
+        before: Option<StateId>,
+        ids: &[u32],
+    ) -> Result<(), BackendError> {
+        let Self { cpu, weights, passes, states, scratch, .. } = self;
+        let before = before.map(|id| match state(states, id) {
+            (State::Residual(streams), kept) => (streams, kept),
+            _ => panic!("a draft head was given another state"),
+        });
+        draft::input(cpu, weights, &mut passes[pass.0 as usize], rows, layer, before, ids, scratch)
+    }
+
+    fn keep_streams(&mut self, pass: PassId, rows: Range<usize>, id: StateId) {
+        let (State::Residual(last), kept) = state(&mut self.states, id) else {
+            panic!("a draft head was given another state")
+        };
+        draft::keep(self.passes[pass.0 as usize].streams.rows(rows), last, kept);
+    }
+
+    fn extend_cache(&mut self, pass: PassId, rows: Range<usize>, layer: &Qsa, id: StateId) -> Result<(), BackendError> {
+        let Self { cpu, weights, passes, states, scratch, .. } = self;
+        let (State::Qsa(state), kept) = state(states, id) else { panic!("attention was given another state") };
+        let pass = &mut passes[pass.0 as usize];
+        qsa::mix(cpu, weights, pass, rows, layer, (state, kept), scratch, qsa::Work::Extend)
     }
 
     fn read_streams(&mut self, pass: PassId, rows: Range<usize>, layer: &HyperRead) {
@@ -213,8 +265,12 @@ impl Backend for CpuBackend {
             pass.selected_blocks[rows.clone()].fill(None);
         }
         match (mixer, state(states, id)) {
-            (Mixer::Gdn(gdn), State::Gdn(state)) => gdn::mix(cpu, weights, pass, rows, gdn, state, scratch),
-            (Mixer::Qsa(qsa), State::Qsa(state)) => qsa::mix(cpu, weights, pass, rows, qsa, state, scratch)?,
+            (Mixer::Gdn(gdn), (State::Gdn(state), kept)) => {
+                gdn::mix(cpu, weights, pass, rows, gdn, (state, kept), scratch);
+            }
+            (Mixer::Qsa(qsa), (State::Qsa(state), kept)) => {
+                qsa::mix(cpu, weights, pass, rows, qsa, (state, kept), scratch, qsa::Work::Mix)?;
+            }
             _ => panic!("a mixer was given the state of another kind"),
         }
         Ok(())
@@ -313,6 +369,6 @@ impl Backend for CpuBackend {
     }
 
     fn read_state(&mut self, id: StateId, part: StatePart) -> Vec<f32> {
-        state(&mut self.states, id).read(part)
+        state(&mut self.states, id).0.read(part)
     }
 }

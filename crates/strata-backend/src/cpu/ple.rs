@@ -7,6 +7,7 @@ use strata_kernels::matmul::Matrix;
 use strata_kernels::{Cpu, ple};
 
 use super::Weights;
+use super::kept::Kept;
 use super::pass::{Pass, Scratch};
 use super::states::History;
 use crate::Ple;
@@ -19,6 +20,7 @@ pub(super) fn add_ngrams(
     rows: Range<usize>,
     layer: &Ple,
     history: &mut History,
+    kept: &mut Kept,
     table_rows: &[u8],
     s: &mut Scratch,
 ) {
@@ -48,5 +50,6 @@ pub(super) fn add_ngrams(
     let (old, rows_in) = (&*history, &*new);
     let window = |t| Window::new(taps.len() / wide, |tap| old.row(rows_in, t, tap * layer.dilation));
     ple::add(cpu, taps, window, gates, value, pass.streams.rows_mut(rows));
+    new.chunks_exact(wide).take(kept.wanted(count)).for_each(|row| kept.push([row]));
     history.push(new);
 }

@@ -6,18 +6,30 @@ use strata_kernels::rope::{Rope, rotate};
 use strata_kernels::{Cpu, attention, norm};
 
 use super::Weights;
+use super::kept::Kept;
 use super::pass::{Pass, Scratch};
 use super::states::QsaState;
 use crate::{BackendError, Indexer, Qsa};
 
+/// What is done with the rows.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Work {
+    /// They join the cache.
+    Extend,
+    /// They join the cache, and attend.
+    Mix,
+}
+
+#[allow(clippy::too_many_arguments)] // two callers, which take them all from the backend
 pub(super) fn mix(
     cpu: &Cpu,
     weights: &Weights,
     pass: &mut Pass,
     rows: Range<usize>,
     layer: &Qsa,
-    state: &mut QsaState,
+    (state, kept): (&mut QsaState, &mut Kept),
     s: &mut Scratch,
+    work: Work,
 ) -> Result<(), BackendError> {
     state.check_room(rows.len())?;
     let &Qsa { heads, kv_heads, head_dim, eps, .. } = layer;
@@ -48,6 +60,7 @@ pub(super) fn mix(
     if let Some(indexer) = &layer.indexer {
         let &Indexer { heads, dim, block_tokens, budget_blocks, .. } = indexer;
         weights.multiply_of(cpu, indexer.k, &input, k);
+        k.chunks_exact(dim).take(kept.wanted(rows.len())).for_each(|key| kept.push([key]));
         block_angles.resize(pairs, (0.0, 0.0));
         add_block_keys(k, indexer, weights.vector(indexer.k_norm), eps, (rope, block_angles), state);
         let queries = &mut s.c;
@@ -64,6 +77,10 @@ pub(super) fn mix(
         for (t, row) in rows.clone().enumerate() {
             pass.selected_blocks[row] = selections.row(t).blocks().map(<[u32]>::to_vec);
         }
+    }
+
+    if work == Work::Extend {
+        return Ok(());
     }
 
     // Attention of each head, gate, projection.

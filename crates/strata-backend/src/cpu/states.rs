@@ -5,12 +5,14 @@ use strata_kernels::attention::KvCache;
 use strata_kernels::gdn;
 
 use super::zeroed;
-use crate::{BackendError, StatePart, StateShape};
+use crate::{BackendError, SavedState, StatePart, StateShape};
 
 pub(super) enum State {
     Gdn(GdnState),
     Qsa(QsaState),
     Ple(History),
+    /// Streams of the last token.
+    Residual(Vec<f32>),
 }
 
 pub(super) struct GdnState {
@@ -30,6 +32,8 @@ pub(super) struct QsaState {
     pub(super) open_keys: Vec<f32>,
     /// `[blocks][dim]`.
     pub(super) block_keys: Vec<f32>,
+    /// Width of an indexer's key, and tokens of a block.
+    pub(super) index: (usize, usize),
 }
 
 impl State {
@@ -43,6 +47,7 @@ impl State {
                 history: History::new(history_rows, channels)?,
             }),
             StateShape::Ple { channels, history_rows } => Self::Ple(History::new(history_rows, channels)?),
+            StateShape::Residual { width } => Self::Residual(zeroed(width, "residual")?),
             StateShape::Qsa { context_tokens, kv_heads, head_dim, indexer } => {
                 let (dim, block_tokens) = indexer.unwrap_or((0, 1));
                 let cache = KvCache::new(arithmetic, kv_heads, head_dim, context_tokens);
@@ -51,6 +56,7 @@ impl State {
                     cache: cache.ok_or(BackendError::OutOfMemory { what: CACHE, bytes })?,
                     open_keys: reserved(block_tokens.min(context_tokens), dim)?,
                     block_keys: reserved(context_tokens / block_tokens, dim)?,
+                    index: (dim, block_tokens),
                 })
             }
         })
@@ -63,10 +69,39 @@ impl State {
                 s.history.rows.fill(0.0);
             }
             Self::Ple(history) => history.rows.fill(0.0),
+            Self::Residual(streams) => streams.fill(0.0),
             Self::Qsa(s) => {
                 s.cache.clear();
                 s.open_keys.clear();
                 s.block_keys.clear();
+            }
+        }
+    }
+
+    pub(super) fn save(&self, saved: &mut SavedState) -> Result<(), BackendError> {
+        match self {
+            Self::Gdn(s) => saved.fill(0, [s.matrix.values(), &s.history.rows]),
+            Self::Ple(history) => saved.fill(0, [&history.rows, &[]]),
+            Self::Residual(streams) => saved.fill(0, [streams, &[]]),
+            Self::Qsa(s) => saved.fill(s.cache.tokens(), [&s.open_keys, &[]]),
+        }
+    }
+
+    pub(super) fn restore(&mut self, saved: &SavedState) {
+        match self {
+            Self::Gdn(s) => {
+                let (matrix, history) = saved.values.split_at(s.matrix.values().len());
+                s.matrix.set(matrix);
+                s.history.restore(history);
+            }
+            Self::Ple(history) => history.restore(&saved.values),
+            Self::Residual(streams) => streams.copy_from_slice(&saved.values),
+            Self::Qsa(s) => {
+                let (dim, block_tokens) = s.index;
+                s.cache.truncate(saved.tokens);
+                s.block_keys.truncate(saved.tokens / block_tokens * dim);
+                s.open_keys.clear();
+                s.open_keys.extend_from_slice(&saved.values);
             }
         }
     }
@@ -128,6 +163,11 @@ impl History {
             Some(row) => &new[row * self.width..][..self.width],
             None => &self.rows[(self.len() + at - back) * self.width..][..self.width],
         }
+    }
+
+    /// Back to the rows that it had.
+    pub(super) fn restore(&mut self, rows: &[f32]) {
+        self.rows.copy_from_slice(rows);
     }
 
     /// Forgets the oldest rows in favour of `new`.

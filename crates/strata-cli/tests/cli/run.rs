@@ -219,3 +219,16 @@ fn a_bare_environment_is_enough() {
     let mut run = command(&["run", "--raw", "-n", "2", "hi", "-m", arg(&path)]);
     crate::Ran::from(run.env_clear().env("TERM", "dumb").output().unwrap()).ok();
 }
+
+#[test]
+fn drafts_change_no_text_and_are_summed_up() {
+    let prompt =
+        "The reader opens the file and reads the page. The writer opens the file and reads the page. The reader";
+    let run = |more: &[&str]| strata(&[&["run", "--raw", "--temp", "0", "-n", "40"], more, &[prompt]].concat());
+    let (plain, drafted) = (run(&[]), run(&["--draft", "lookup", "--draft-max", "5", "--arena-gb", "0.01"]));
+    assert!(!plain.stderr.contains("drafts") && drafted.stderr.contains(" | drafts: "), "{drafted:?}");
+    assert!(drafted.stderr.trim_end().ends_with(" accepted]"), "{drafted:?}");
+    assert_eq!(plain.ok(), drafted.ok());
+    run(&["--draft", "lookup", "--draft-max", "8"]).fails(2, &["--draft-max"]);
+    run(&["--draft", "mtp"]).fails(1, &["no draft head"]);
+}

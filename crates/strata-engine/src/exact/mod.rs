@@ -10,6 +10,7 @@ mod perplexity;
 mod tensors;
 
 pub use dump::dump;
+pub(crate) use kld::kl;
 pub use kld::{Divergence, divergence, save_logits};
 pub use logits::logits;
 pub use parity::{Difference, LayerParity, Parity, parity};

@@ -108,7 +108,8 @@ impl Engine {
         let (prompt, decoded) = ids.split_at(ids.len() / 2);
         self.model.forward(sequence, prompt, Rows::All, logits, observer)?;
         let predicting = &decoded[..decoded.len() - 1];
-        predicting.iter().try_for_each(|id| self.model.decode(sequence, &[*id], Rows::Last, logits, observer))
+        let Self { model, kl_sampler, .. } = self;
+        predicting.iter().try_for_each(|id| kl_sampler.decode(model, sequence, *id, logits, observer))
     }
 }
 

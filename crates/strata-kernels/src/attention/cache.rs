@@ -97,6 +97,38 @@ impl KvCache {
         };
     }
 
+    /// Forgets all tokens but the first `tokens`: what is appended next gives the same bytes as if they had never been.
+    ///
+    /// # Panics
+    /// When there are not so many.
+    pub fn truncate(&mut self, tokens: usize) {
+        assert!(tokens <= self.tokens, "cache: {tokens} tokens are to be kept of {}", self.tokens);
+        self.tokens = tokens;
+        let (heads, dim) = (self.heads, self.dim);
+        match &mut self.store {
+            Store::Float32 { keys, values } => [keys, values].map(|store| store.truncate(tokens * heads * dim)),
+            Store::Bfloat16 { keys, values } => {
+                let head_lines = grain_lines(dim);
+                let kept = tokens.div_ceil(GRAIN_TOKENS) * heads * head_lines;
+                keys.truncate(kept);
+                values.truncate(kept);
+                // Of the grain that is not full, the forgotten tokens become zeros again.
+                let last = tokens / GRAIN_TOKENS * heads * head_lines;
+                for place in tokens % GRAIN_TOKENS..GRAIN_TOKENS {
+                    for line in &mut keys[last..] {
+                        line.0[place * KEY_LINE..][..KEY_LINE].fill(0);
+                    }
+                    for head in values[last..].chunks_exact_mut(head_lines) {
+                        for line in &mut head[place / 2 * (head_lines / 2)..][..head_lines / 2] {
+                            line.0.chunks_exact_mut(2).for_each(|pair| pair[place % 2] = 0);
+                        }
+                    }
+                }
+                [(), ()]
+            }
+        };
+    }
+
     /// Appends tokens: `keys` and `values` are `[tokens][heads][dim]`.
     ///
     /// # Panics
@@ -186,4 +218,43 @@ fn reserved<T>(len: usize) -> Option<Vec<T>> {
     let mut out = Vec::new();
     out.try_reserve_exact(len).ok()?;
     Some(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// All that a cache holds, padding and empty places too.
+    fn bits(cache: &KvCache) -> Vec<u32> {
+        match &cache.store {
+            Store::Float32 { keys, values } => keys.iter().chain(values).map(|v| v.to_bits()).collect(),
+            Store::Bfloat16 { keys, values } => {
+                keys.iter().chain(values).flat_map(|line| line.0).map(u32::from).collect()
+            }
+        }
+    }
+
+    #[test]
+    fn forgotten_tokens_leave_nothing() {
+        let (heads, dim) = (2, 20);
+        let width = heads * dim;
+        let row = |token: usize, seed: usize| (0..width).map(move |i| (token * 100 + seed * 7 + i + 1) as f32);
+        let rows = |tokens: std::ops::Range<usize>, seed| tokens.flat_map(|t| row(t, seed)).collect::<Vec<f32>>();
+        for arithmetic in [Arithmetic::Float32, Arithmetic::Bfloat16] {
+            for written in 0..=11 {
+                for kept in 0..=written {
+                    let mut cache = KvCache::new(arithmetic, heads, dim, 11).unwrap();
+                    let mut fresh = KvCache::new(arithmetic, heads, dim, 11).unwrap();
+                    cache.append(&rows(0..written, 1), &rows(0..written, 2));
+                    cache.truncate(kept);
+                    fresh.append(&rows(0..kept, 1), &rows(0..kept, 2));
+                    assert_eq!((bits(&cache), cache.tokens()), (bits(&fresh), kept), "{kept} of {written}");
+                    for cache in [&mut cache, &mut fresh] {
+                        cache.append(&rows(kept..11, 3), &rows(kept..11, 4));
+                    }
+                    assert_eq!(bits(&cache), bits(&fresh), "{kept} of {written}, then others");
+                }
+            }
+        }
+    }
 }

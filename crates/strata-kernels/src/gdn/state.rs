@@ -88,6 +88,17 @@ impl State {
         self.keys * COLUMNS
     }
 
+    /// All of it, in an order of its own: for copies.
+    pub fn values(&self) -> &[f32] {
+        let len = self.heads * self.blocks() * self.block_len();
+        &self.values[self.start..][..len]
+    }
+
+    /// Makes it what [`values`](Self::values) gave for a state of this shape.
+    pub fn set(&mut self, values: &[f32]) {
+        self.values_mut().copy_from_slice(values);
+    }
+
     /// All blocks of all heads.
     pub(super) fn values_mut(&mut self) -> &mut [f32] {
         let len = self.heads * self.blocks() * self.block_len();

@@ -148,7 +148,7 @@ impl Model {
         Ok(())
     }
 
-    fn give_up(&mut self) {
+    pub(super) fn give_up(&mut self) {
         self.store.abandon();
         if let Some(module) = &mut self.ple {
             module.table.abandon();
@@ -175,6 +175,7 @@ impl Model {
                 Rows::Last if i + 1 == passes => self.logits(ids.len() - 1..ids.len(), logits)?,
                 Rows::Last => {}
             }
+            self.remember_for_drafts(sequence, ids)?;
         }
         Ok(())
     }
@@ -216,11 +217,18 @@ impl Model {
         sequence.tokens += ids.len();
         if let Some(module) = &mut self.ple {
             module.table.finish();
+        }
+        self.look_back(sequence, ids);
+        Ok(())
+    }
+
+    /// The n-gram hash looks back at these tokens from now on.
+    pub(super) fn look_back(&self, sequence: &mut Sequence, ids: &[u32]) {
+        if let Some(module) = &self.ple {
             sequence.window.extend_from_slice(ids);
             let keep = sequence.window.len().min(module.config.ngram - 1);
             sequence.window.drain(..sequence.window.len() - keep);
         }
-        Ok(())
     }
 
     /// Says which table rows this pass and the next use, so that they are read in time.
@@ -255,7 +263,8 @@ impl Model {
         Ok(())
     }
 
-    fn layer(
+    /// One layer; after the last comes the draft head's.
+    pub(super) fn layer(
         &mut self,
         index: usize,
         sequence: &mut Sequence,
@@ -263,9 +272,10 @@ impl Model {
         ple_rows: &[u64],
         observer: &mut dyn Observer,
     ) -> Result<(), ModelError> {
-        let Self { options, config, backend, store, layers, ple, pass, buffers, fixed_routes, moce, .. } = self;
+        let Self { options, config, backend, store, layers, ple, draft_head, .. } = self;
+        let Self { pass, buffers, fixed_routes, moce, .. } = self;
         let (backend, store, pass) = (backend.as_mut(), store.as_mut(), *pass);
-        let layer = &layers[index];
+        let layer = layers.get(index).unwrap_or_else(|| &draft_head.as_ref().expect("a layer").layer);
         let next_router = layers.get(index + 1).map(|next| next.moe.router);
         let mut table = None;
         let mut module = None;
@@ -307,7 +317,8 @@ impl Model {
 
             backend.read_streams(pass, strip.clone(), &layer.moe.read);
             let (router, routes) = (layer.moe.router, &mut buffers.strip_routes);
-            if let Some(moce) = moce {
+            // The draft head is always routed exactly.
+            if let Some(moce) = moce.as_mut().filter(|_| index < config.layers) {
                 moce.route(backend, store, pass, strip.clone(), index, router, &mut sequence.residency, routes)?;
             } else {
                 let ticket = backend.route(pass, strip.clone(), router);
@@ -401,7 +412,7 @@ fn experts(
 }
 
 /// The most rows of a pass that counts as writing, not as reading a prompt: one token, or a few that were guessed.
-const DECODE_ROWS: usize = 8;
+pub const DECODE_ROWS: usize = 8;
 
 /// The passes of `ids`, each with the one that follows it.
 fn with_next(ids: &[u32], pass_tokens: usize) -> impl Iterator<Item = (&[u32], &[u32])> {
@@ -410,7 +421,7 @@ fn with_next(ids: &[u32], pass_tokens: usize) -> impl Iterator<Item = (&[u32], &
 }
 
 /// The rows `0..rows` in strips.
-fn strips(rows: usize, strip_rows: usize) -> impl Iterator<Item = Range<usize>> {
+pub(super) fn strips(rows: usize, strip_rows: usize) -> impl Iterator<Item = Range<usize>> {
     (0..rows).step_by(strip_rows).map(move |start| start..rows.min(start + strip_rows))
 }
 

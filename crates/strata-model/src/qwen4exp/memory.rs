@@ -5,7 +5,7 @@ use strata_gguf::{Gguf, Tensor};
 use strata_store::plan::ModelShape;
 
 use super::config::Config;
-use super::{MixerKind, Streaming, gdn, moe, ple, qsa, weights};
+use super::{DECODE_ROWS, DraftHead, MixerKind, Streaming, gdn, moe, mtp, ple, qsa, weights};
 use crate::ModelError;
 
 /// Bytes of a value.
@@ -82,6 +82,55 @@ pub fn memory_shape(gguf: &Gguf, config: &Config, strip_rows: usize) -> Result<M
     })
 }
 
+/// Adds a draft head to the numbers of a model: its weights, its experts, what it keeps of a text.
+///
+/// # Errors
+/// When it is no head of this model.
+pub fn add_draft_head(
+    shape: &mut ModelShape,
+    trunk: &Gguf,
+    config: &Config,
+    head: &DraftHead,
+    strip_rows: usize,
+) -> Result<(), ModelError> {
+    let gguf = head.file.as_deref().unwrap_or(trunk);
+    let block = mtp::block(gguf)?;
+    shape.part_bytes.push(moe::routed(gguf, config, block)?.map(|(_, range)| range.len_bytes));
+    let prefix = format!("blk.{block}.");
+    let is_ours = |name: &str| {
+        let is_read = name.starts_with("output_hc_") && mtp::last_read(head, gguf, block) == "output_hc";
+        let is_block = name.starts_with(&prefix) && !name.contains("_exps.") && !name.contains(".indexer.");
+        (is_block || is_read) && !name.ends_with(".scale")
+    };
+    let tensors = gguf.tensors().filter(|tensor| is_ours(&tensor.name));
+    shape.dense_bytes += 3 * F32 * config.moe.experts as u64 + tensors.map(loaded_bytes).sum::<u64>();
+    let token_bytes = |arithmetic| {
+        let bytes = |context| {
+            let states = mtp::state_shapes(config, context);
+            states.iter().map(|state| CpuBackend::state_bytes(state, arithmetic)).sum::<u64>()
+        };
+        (bytes(2 * MEASURED_TOKENS) - bytes(MEASURED_TOKENS)) / MEASURED_TOKENS as u64
+    };
+    shape.float32_cache_bytes += token_bytes(Arithmetic::Float32);
+    shape.bfloat16_cache_bytes += token_bytes(Arithmetic::Bfloat16);
+    let wide = (config.streams * config.hidden) as u64;
+    shape.state_bytes += F32 * wide + 3 * token_bytes(Arithmetic::Bfloat16);
+    // Embeddings and streams side by side.
+    shape.strip_bytes += 2 * F32 * wide * strip_rows as u64;
+    Ok(())
+}
+
+/// What taking back drafts needs: a copy of the state, and what a few rows gave to it.
+pub fn window_bytes(config: &Config) -> u64 {
+    let (gdn, wide) = (&config.gdn, config.streams * config.hidden);
+    let kept = config.mixers.iter().map(|mixer| match mixer {
+        MixerKind::Gdn => 2 * gdn.channels() + 2 * gdn.value_heads,
+        MixerKind::Qsa { .. } => config.attention.indexer_dim,
+    });
+    let row_values = kept.sum::<usize>() + 2 * wide;
+    sequence(config, Arithmetic::Float32).fixed_bytes + F32 * (DECODE_ROWS * row_values) as u64
+}
+
 fn most_block_tokens(config: &Config) -> usize {
     let blocks = config.mixers.iter().map(|mixer| match *mixer {
         MixerKind::Gdn => 0,
@@ -117,7 +166,11 @@ fn sequence(config: &Config, arithmetic: Arithmetic) -> SequenceBytes {
 fn dense_bytes(gguf: &Gguf, config: &Config) -> u64 {
     let scales = 3 * F32 * (config.layers * config.moe.experts) as u64;
     let tensors = gguf.tensors().filter(|tensor| is_dense(&tensor.name, config.layers));
-    scales + tensors.map(|t| if is_list(&t.name) { F32 * t.weights() } else { t.len_bytes }).sum::<u64>()
+    scales + tensors.map(loaded_bytes).sum::<u64>()
+}
+
+fn loaded_bytes(tensor: &Tensor) -> u64 {
+    if is_list(&tensor.name) { F32 * tensor.weights() } else { tensor.len_bytes }
 }
 
 fn is_dense(name: &str, layers: usize) -> bool {

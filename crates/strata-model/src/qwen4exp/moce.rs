@@ -77,19 +77,52 @@ impl Sub for RouteCounts {
 }
 
 /// Of a sequence: for each layer, the experts that it was routed to last.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Residency {
     layers: Vec<Recent>,
+    /// Where the next rows were routed to, by layer, as long as they are remembered.
+    window: Vec<Vec<u32>>,
+    /// Rows that are remembered.
+    window_rows: usize,
+    slots: usize,
+    top_k: usize,
 }
 
 impl Residency {
-    /// Of a sequence without tokens.
-    pub(super) fn new(layers: usize) -> Self {
-        Self { layers: vec![Recent::default(); layers] }
+    /// Of a sequence without tokens, where `slots` experts of a layer are resident and a row is routed to `top_k`.
+    pub(super) fn new(layers: usize, slots: usize, top_k: usize) -> Self {
+        let (layers, window) = (vec![Recent::default(); layers], vec![Vec::new(); layers]);
+        Self { layers, window, window_rows: 0, slots, top_k }
     }
 
+    /// Makes it that of a sequence without tokens again.
     pub(super) fn clear(&mut self) {
         self.layers.iter_mut().for_each(|layer| layer.0.clear());
+        self.remember_rows(0);
+    }
+
+    /// A row of a layer was routed to `ids`, the largest weight first.
+    fn touch(&mut self, layer: usize, ids: &[u32]) {
+        self.layers[layer].touch(ids, self.slots);
+        let window = &mut self.window[layer];
+        if window.len() < self.window_rows * self.top_k {
+            window.extend_from_slice(ids);
+        }
+    }
+
+    /// The next rows are remembered, for [`replay`](Self::replay).
+    pub(super) fn remember_rows(&mut self, rows: usize) {
+        self.window.iter_mut().for_each(Vec::clear);
+        self.window_rows = rows;
+    }
+
+    /// Makes it what it was before the remembered rows, then goes through the first `rows` of them again.
+    pub(super) fn replay(&mut self, before: &Self, rows: usize) {
+        self.layers.clone_from(&before.layers);
+        for (layer, window) in self.layers.iter_mut().zip(&self.window) {
+            window.chunks_exact(self.top_k).take(rows).for_each(|ids| layer.touch(ids, self.slots));
+        }
+        self.remember_rows(0);
     }
 }
 
@@ -123,6 +156,7 @@ pub(super) enum Routing {
 /// Routes rows, and remembers where to.
 pub(super) struct MoceRouter {
     moce: Moce,
+    layers: usize,
     experts: usize,
     top_k: usize,
     /// Of the pass at hand.
@@ -133,9 +167,14 @@ pub(super) struct MoceRouter {
 }
 
 impl MoceRouter {
-    pub(super) fn new(moce: Moce, experts: usize, top_k: usize) -> Self {
-        let counts = RouteCounts::default();
-        Self { moce, experts, top_k, routing: Routing::Exact, counts, logits: Vec::new(), entrants: Vec::new() }
+    pub(super) fn new(moce: Moce, layers: usize, experts: usize, top_k: usize) -> Self {
+        let (routing, counts) = (Routing::Exact, RouteCounts::default());
+        Self { moce, layers, experts, top_k, routing, counts, logits: Vec::new(), entrants: Vec::new() }
+    }
+
+    /// Of a sequence without tokens.
+    pub(super) fn residency(&self) -> Residency {
+        Residency::new(self.layers, self.moce.slots, self.top_k)
     }
 
     /// Routes the rows of a strip through layer `layer`; the choice is left in `routes` and with the backend.
@@ -151,11 +190,10 @@ impl MoceRouter {
         residency: &mut Residency,
         routes: &mut Routes,
     ) -> Result<(), ModelError> {
-        let recent = &mut residency.layers[layer];
         if self.routing == Routing::Exact {
             let ticket = backend.route(pass, rows, router);
             backend.take_routes(ticket, routes)?;
-            routes.ids.chunks_exact(self.top_k).for_each(|ids| recent.touch(ids, self.moce.slots));
+            routes.ids.chunks_exact(self.top_k).for_each(|ids| residency.touch(layer, ids));
             return Ok(());
         }
         let ticket = backend.router_logits(pass, rows.clone(), router);
@@ -165,7 +203,8 @@ impl MoceRouter {
         routes.weights.resize(rows.len() * self.top_k, 0.0);
         let choices = routes.ids.chunks_exact_mut(self.top_k).zip(routes.weights.chunks_exact_mut(self.top_k));
         for (logits, (ids, weights)) in self.logits.chunks_exact(self.experts).zip(choices) {
-            let swaps = select(&self.moce, logits, &recent.0, &mut self.entrants, ids, weights);
+            let recent = &residency.layers[layer].0;
+            let swaps = select(&self.moce, logits, recent, &mut self.entrants, ids, weights);
             self.counts.rows += u64::from(layer == 0);
             self.counts.layer_rows += 1;
             self.counts.choices += ids.len() as u64;
@@ -173,13 +212,13 @@ impl MoceRouter {
             self.counts.mass += f64::from(swaps.mass);
             for index in &*ids {
                 let id = ExpertId { layer: layer as u32, index: *index };
-                let is_resident = u64::from(recent.0.contains(index));
+                let is_resident = u64::from(recent.contains(index));
                 let is_held = u64::from(store.as_streaming().is_some_and(|store| store.holds(id)));
                 self.counts.resident += is_resident;
                 self.counts.held += is_held;
                 self.counts.resident_held += is_resident & is_held;
             }
-            recent.touch(ids, self.moce.slots);
+            residency.touch(layer, ids);
         }
         backend.set_routes(pass, rows, routes);
         Ok(())

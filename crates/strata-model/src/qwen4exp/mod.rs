@@ -1,6 +1,7 @@
 //! qwen4exp (Qwen3.8-Flash-Next): hyper-connections, Gated DeltaNet and sparse attention, mixtures of many small
 //! experts, hashed n-gram embeddings. One file per part; `forward` has the order of operations.
 
+mod checkpoint;
 mod config;
 mod flops;
 mod forward;
@@ -10,6 +11,7 @@ mod hyper;
 mod memory;
 mod moce;
 mod moe;
+mod mtp;
 mod ple;
 mod qsa;
 mod weights;
@@ -19,7 +21,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use strata_backend::{Backend, BackendError, GdnForm, HyperRead, Mixer, PassId, PassShape, StateId, StatePart};
+use strata_backend::{
+    Backend, BackendError, GdnForm, HyperRead, Mixer, PassId, PassShape, StateId, StatePart, StateShape,
+};
 use strata_gguf::Gguf;
 use strata_store::reads::{self, Port, ReadQueue, ReaderKind};
 use strata_store::timeline::Timeline;
@@ -27,15 +31,19 @@ use strata_store::{
     Area, ExpertStore, LayerRecords, Lookahead, Records, RowCounts, StoreError, StreamingOptions, StreamingStore, Usage,
 };
 
+pub use checkpoint::Checkpoint;
 pub use config::{AttentionConfig, Config, GdnConfig, MixerKind, MoeConfig, PleConfig};
 pub use flops::Flops;
-pub use forward::{LayerView, Moment, Observer, Rows, Unobserved};
-pub use memory::memory_shape;
+pub use forward::{DECODE_ROWS, LayerView, Moment, Observer, Rows, Unobserved};
+pub use memory::{add_draft_head, memory_shape, window_bytes};
 pub use moce::{Moce, RouteCounts};
+pub use mtp::{DraftHead, StreamsNorm, has_draft_block};
 
+use self::checkpoint::Lineage;
 use self::head::Head;
 use self::moce::{MoceRouter, Residency};
 use self::moe::Moe;
+use self::mtp::Head as LoadedDraftHead;
 use self::ple::PleModule;
 pub use self::ple::RowsWhen;
 use self::weights::Loader;
@@ -60,6 +68,8 @@ pub struct Options {
     pub streaming: Streaming,
     /// How [`Model::decode`] prefers experts that are likely in memory; `None`: not at all.
     pub moce: Option<Moce>,
+    /// The head that drafts tokens ([`Model::draft`]); `None`: there is none, or it is not wanted.
+    pub draft_head: Option<DraftHead>,
     /// Where to record what happens when; off where nobody wants to know.
     pub timeline: Timeline,
 }
@@ -120,6 +130,7 @@ impl Default for Options {
             keep_details: false,
             streaming: Streaming::default(),
             moce: None,
+            draft_head: None,
             timeline: Timeline::off(),
         }
     }
@@ -137,6 +148,7 @@ pub struct Model {
     head: Head,
     layers: Vec<Layer>,
     ple: Option<PleModule>,
+    draft_head: Option<LoadedDraftHead>,
     pass: PassId,
     buffers: forward::Buffers,
     fixed_routes: Option<FixedRoutes>,
@@ -164,13 +176,19 @@ pub struct Sequence {
     tokens: usize,
     /// The last tokens, as many as the n-gram hash looks back.
     window: Vec<u32>,
-    /// By layer.
+    /// By layer, then that of the draft head's attention.
     states: Vec<StateId>,
     ple_state: Option<StateId>,
     /// Which experts it was routed to last; empty unless decode prefers those.
     residency: Residency,
     /// A pass began and did not end: the states are of no one position.
     is_torn: bool,
+    /// Which checkpoints it can go back to.
+    lineage: Lineage,
+    /// Position of the first token that its states remember, and how many from there on.
+    remembered: Option<(usize, usize)>,
+    /// What a draft head needs of the last token.
+    residual: Option<StateId>,
 }
 
 impl Sequence {
@@ -182,6 +200,11 @@ impl Sequence {
     /// The last tokens, as many as the n-gram hash looks back.
     pub fn window(&self) -> &[u32] {
         &self.window
+    }
+
+    /// Those of the layers, of the n-gram module and of the draft head.
+    fn all_states(&self) -> impl Iterator<Item = StateId> {
+        self.states.iter().chain(&self.ple_state).chain(&self.residual).copied()
     }
 }
 
@@ -209,7 +232,8 @@ impl Model {
         wrap: impl FnOnce(StreamingStore) -> Box<dyn ExpertStore>,
     ) -> Result<Self, ModelError> {
         let parts = load_parts(gguf, backend.as_mut(), &options, open)?;
-        let store = streaming_store(gguf, backend.as_mut(), &options.streaming, parts.records.clone(), open)?;
+        let files = all_files(gguf, options.draft_head.as_ref())?;
+        let store = streaming_store(files, backend.as_mut(), &options.streaming, parts.records.clone(), open)?;
         let store = store.recorded(options.timeline.clone());
         Self::assemble(parts, backend, wrap(store), options)
     }
@@ -279,7 +303,7 @@ impl Model {
         store: Box<dyn ExpertStore>,
         mut options: Options,
     ) -> Result<Self, ModelError> {
-        let Parts { config, head, layers, ple, .. } = parts;
+        let Parts { config, head, layers, ple, draft_head, .. } = parts;
         let context_tokens = options.context_tokens.unwrap_or(config.default_context_tokens()).max(1);
         options.pass_tokens = options.pass_tokens.clamp(1, context_tokens);
         options.strip_rows = options.strip_rows.clamp(1, options.pass_tokens);
@@ -293,7 +317,7 @@ impl Model {
             expert_ff: config.moe.ff,
             keep_details: options.keep_details,
         })?;
-        let moce = options.moce.map(|moce| MoceRouter::new(moce, config.moe.experts, config.moe.top_k));
+        let moce = options.moce.map(|moce| MoceRouter::new(moce, config.layers, config.moe.experts, config.moe.top_k));
         let buffers = forward::Buffers::default();
         let most_pass_tokens = options.pass_tokens;
         Ok(Self {
@@ -306,6 +330,7 @@ impl Model {
             head,
             layers,
             ple,
+            draft_head,
             pass,
             buffers,
             fixed_routes: None,
@@ -348,20 +373,33 @@ impl Model {
     /// # Errors
     /// When memory does not suffice.
     pub fn new_sequence(&mut self) -> Result<Sequence, ModelError> {
-        let residency = Residency::new(self.config.layers);
-        let mut sequence =
-            Sequence { tokens: 0, window: Vec::new(), states: Vec::new(), ple_state: None, residency, is_torn: false };
+        let residency = self.moce.as_ref().map(MoceRouter::residency).unwrap_or_default();
+        let mut sequence = Sequence {
+            tokens: 0,
+            window: Vec::new(),
+            states: Vec::new(),
+            ple_state: None,
+            residency,
+            is_torn: false,
+            lineage: Lineage::new(),
+            remembered: None,
+            residual: None,
+        };
         let shapes = self.config.mixers.iter().map(|mixer| match *mixer {
             MixerKind::Gdn => gdn::state_shape(&self.config),
             MixerKind::Qsa { block_tokens } => qsa::state_shape(&self.config, block_tokens, self.context_tokens),
         });
         let ple = self.ple.as_ref().map(|ple| ple::state_shape(&self.config, &ple.config));
-        for (at, shape) in shapes.chain(ple).enumerate() {
+        let head = self.draft_head.as_ref().map(|_| mtp::state_shapes(&self.config, self.context_tokens));
+        for shape in shapes.chain(ple).chain(head.into_iter().flatten()) {
             match self.backend.new_state(&shape) {
-                Ok(state) if at < self.config.layers => sequence.states.push(state),
-                Ok(state) => sequence.ple_state = Some(state),
+                Ok(state) => match shape {
+                    StateShape::Ple { .. } => sequence.ple_state = Some(state),
+                    StateShape::Residual { .. } => sequence.residual = Some(state),
+                    StateShape::Gdn { .. } | StateShape::Qsa { .. } => sequence.states.push(state),
+                },
                 Err(error) => {
-                    sequence.states.iter().for_each(|state| self.backend.free_state(*state));
+                    sequence.all_states().for_each(|state| self.backend.free_state(state));
                     return Err(error.into());
                 }
             }
@@ -371,17 +409,16 @@ impl Model {
 
     /// Makes a sequence empty again.
     pub fn reset(&mut self, sequence: &mut Sequence) {
-        sequence.states.iter().chain(&sequence.ple_state).for_each(|state| self.backend.reset_state(*state));
+        sequence.all_states().for_each(|state| self.backend.reset_state(state));
         sequence.window.clear();
         sequence.residency.clear();
-        sequence.tokens = 0;
-        sequence.is_torn = false;
+        sequence.go_back(0);
     }
 
     /// Gives a sequence's memory back.
     #[allow(clippy::needless_pass_by_value)] // the sequence is gone afterwards
     pub fn free(&mut self, sequence: Sequence) {
-        sequence.states.iter().chain(&sequence.ple_state).for_each(|state| self.backend.free_state(*state));
+        sequence.all_states().for_each(|state| self.backend.free_state(state));
     }
 
     /// Looks at a part of a layer's state; empty when the layer has no such part.
@@ -401,6 +438,7 @@ struct Parts {
     head: Head,
     layers: Vec<Layer>,
     ple: Option<PleModule>,
+    draft_head: Option<LoadedDraftHead>,
     records: Records,
 }
 
@@ -423,7 +461,16 @@ fn load_parts(
         Some(ple) => Some(ple::load(&mut loader, &config, ple, &options.streaming, &options.timeline, open)?),
         None => None,
     };
-    Ok(Parts { head: head::load(&mut loader, &config)?, config, layers, ple, records })
+    let head = head::load(&mut loader, &config)?;
+    let draft_head = match &options.draft_head {
+        Some(wanted) => {
+            let (loaded, layer_records) = mtp::load(gguf, loader.backend, &config, &head, wanted)?;
+            records.layers.push(layer_records);
+            Some(loaded)
+        }
+        None => None,
+    };
+    Ok(Parts { config, head, layers, ple, draft_head, records })
 }
 
 fn load_layer(
@@ -442,8 +489,17 @@ fn load_layer(
     Ok((Layer { read, mixer, moe }, records))
 }
 
+/// The model's files, then those of a draft head in files of its own: records name them by their place.
+fn all_files(gguf: &Gguf, draft_head: Option<&DraftHead>) -> Result<Vec<(PathBuf, File)>, ModelError> {
+    let mut files = gguf.reopen_files()?;
+    if let Some(own) = draft_head.and_then(|head| head.file.as_ref()) {
+        files.extend(own.reopen_files()?);
+    }
+    Ok(files)
+}
+
 fn streaming_store(
-    gguf: &Gguf,
+    files: Vec<(PathBuf, File)>,
     backend: &mut dyn Backend,
     streaming: &Streaming,
     records: Records,
@@ -460,23 +516,27 @@ fn streaming_store(
             _ => {}
         }
     }
-    let queue = queue(gguf, &areas, StreamingStore::queue_depth(depth), streaming, open)?;
+    let queue = queue(files, &areas, StreamingStore::queue_depth(depth), streaming, open)?;
     let options = StreamingOptions { depth, lookahead: streaming.lookahead, forecast_min: streaming.forecast_min };
     let usage = Usage::new(&records);
-    // Counts of another model are no use.
-    let usage = usage.with_counts(streaming.usage.clone()).unwrap_or(usage);
+    // Counts of another model are no use; a draft head may have been there, or not.
+    let mut counts = streaming.usage.clone();
+    if counts.len().abs_diff(usage.counts().len()) == usage.counts().len() / records.layers.len() {
+        counts.resize(usage.counts().len(), 0);
+    }
+    let usage = usage.with_counts(counts).unwrap_or(usage);
     Ok(StreamingStore::new(records, areas, queue, options, usage)?)
 }
 
-/// Reads of a model's files, so many at a time.
+/// Reads of these files, so many at a time.
+#[allow(clippy::needless_pass_by_value)] // the reader keeps handles of its own
 fn queue(
-    gguf: &Gguf,
+    files: Vec<(PathBuf, File)>,
     areas: &[Arc<Area>],
     depth: usize,
     streaming: &Streaming,
     open: OpenPort<'_>,
 ) -> Result<ReadQueue, ModelError> {
-    let files = gguf.reopen_files()?;
     let names = files.iter().map(|(path, _)| path.clone()).collect();
     let queue = ReadQueue::new(open(&files, areas, depth)?, names);
     Ok(queue.with_patience(streaming.stuck_after.unwrap_or(ReadQueue::STUCK_AFTER)))

@@ -159,7 +159,7 @@ pub(super) fn load(
     let table = if table.len_bytes <= streaming.small_table_bytes.unwrap_or(Streaming::SMALL_TABLE_BYTES) {
         Source::Memory { place, table: loader.gguf.read(&table)? }
     } else {
-        let queue = super::queue(loader.gguf, &[], RowTable::READS, streaming, open)?;
+        let queue = super::queue(loader.gguf.reopen_files()?, &[], RowTable::READS, streaming, open)?;
         let room_bytes = RowTable::READS * (place.row_bytes + 2 * strata_store::PAGE_BYTES);
         let table = RowTable::new(place, queue).ok_or_else(|| super::no_memory("n-gram rows", room_bytes))?;
         Source::Drive(Box::new(table.recorded(timeline.clone())))

@@ -148,6 +148,10 @@ impl ExpertStore for Watched {
         self.store.begin_pass(kind);
     }
 
+    fn skip_to(&mut self, layer: u32) {
+        self.store.skip_to(layer);
+    }
+
     fn demand(&mut self, layer: u32, experts: &[Demand]) -> Result<(), StoreError> {
         self.seen.with(|events| events.demanded.extend(experts_of(layer, experts)));
         self.store.demand(layer, experts)

@@ -22,6 +22,16 @@ impl Scheduler {
         self.is_closed = false;
     }
 
+    /// The pass leaves out the layers before this one: it is at hand.
+    ///
+    /// # Panics
+    /// When no pass is under way, or the layer at hand was begun or lies behind this one.
+    pub fn skip_to(&mut self, layer: u32) {
+        let is_untouched = self.outstanding == 0 && !self.is_closed && self.layer <= layer;
+        assert!(self.is_in_pass && is_untouched, "the pass is in layer {} and cannot skip to {layer}", self.layer);
+        self.layer = layer;
+    }
+
     /// A strip's rows are expected to be routed to these experts of a layer that is not closed: read-ahead, until the
     /// layer is closed. A hint: what comes too late or does not exist is ignored.
     pub fn forecast(&mut self, layer: u32, experts: &[Demand]) {

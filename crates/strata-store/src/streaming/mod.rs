@@ -366,6 +366,12 @@ impl ExpertStore for StreamingStore {
         self.pump();
     }
 
+    fn skip_to(&mut self, layer: u32) {
+        if self.fake.is_none() {
+            self.scheduler.skip_to(layer);
+        }
+    }
+
     fn demand(&mut self, layer: u32, experts: &[Demand]) -> Result<(), StoreError> {
         if let Some(fake) = &mut self.fake {
             fake.demand(experts);

@@ -64,6 +64,20 @@ fn layer(scheduler: &mut Scheduler, layer: u32, experts: &[u32]) -> Vec<u32> {
 }
 
 #[test]
+fn a_pass_may_begin_with_a_later_layer() {
+    let mut scheduler = scheduler(8, 2, &[]);
+    for experts in [[3, 4], [4, 5]] {
+        scheduler.begin_pass(PassKind::Decode);
+        scheduler.skip_to(3);
+        assert_eq!(layer(&mut scheduler, 3, &experts), experts);
+        scheduler.end_pass();
+    }
+    // The second time, one of them was there.
+    assert_eq!(scheduler.counts().resident.records, 1);
+    assert_eq!(scheduler.counts().missed.records, 3);
+}
+
+#[test]
 fn the_smallest_arena_is_two_routes_and_the_reads_under_way() {
     assert_eq!(limits(4, 0, 3).least_slots(), 7);
     assert!(Scheduler::new(limits(4, 7, 3), &[]).is_ok());
