@@ -151,3 +151,44 @@ fn sequences_do_not_see_each_other() {
     model.reset(&mut sequences[0]);
     assert!(decode(&mut model, &mut sequences[0], b, cut(b)).unwrap() == alone_b, "a reset left something behind");
 }
+
+/// A sequence that goes back, to a checkpoint or into a window, goes on as if it had never left.
+#[test]
+fn residency_goes_back_with_the_sequence() {
+    let bed = reference("moe8ple");
+    let (ids, prompt) = (&bed.ids[..60], 30);
+    let mut model = resident(&bed, Some(MOCE));
+    let alone = run(&mut model, ids, Cut { prompt, piece: 30, window: 1 });
+    let mut sequence = model.new_sequence().unwrap();
+    let mut bits = decode(&mut model, &mut sequence, &ids[..40], Cut { prompt, piece: 30, window: 1 }).unwrap();
+    let take = |model: &mut Model, sequence: &mut Sequence, ids: &[u32], is_prompt: bool| {
+        let (mut logits, observer) = (Vec::new(), &mut Unobserved);
+        match is_prompt {
+            true => model.forward(sequence, ids, Rows::All, &mut logits, observer),
+            false => model.decode(sequence, ids, Rows::All, &mut logits, observer),
+        }
+        .unwrap();
+        logits.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+    };
+    // Other tokens, and the same ones routed exactly, from a checkpoint.
+    let checkpoint = model.checkpoint(&sequence).unwrap();
+    for is_prompt in [false, true] {
+        take(&mut model, &mut sequence, &ids[..9], is_prompt);
+        model.restore(&mut sequence, &checkpoint).unwrap();
+    }
+    // Windows of which a part stays.
+    let (mut start, mut at) = (checkpoint, 40);
+    for kept in [1, 3, 8, 2, 5] {
+        model.checkpoint_window(&mut sequence, &mut start, 8).unwrap();
+        let mut window = ids[at..at + kept].to_vec();
+        window.extend(&ids[..8 - kept]);
+        let logits = take(&mut model, &mut sequence, &window, false);
+        bits.extend(&logits[..kept * model.vocabulary()]);
+        if kept < 8 {
+            model.restore_window(&mut sequence, &start, &window[..kept]).unwrap();
+        }
+        at += kept;
+    }
+    bits.extend(take(&mut model, &mut sequence, &ids[at..], false));
+    assert!(bits == alone);
+}
