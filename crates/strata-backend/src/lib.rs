@@ -25,6 +25,7 @@ pub use layers::{DraftInput, ExpertShape, Gdn, GdnForm, HyperRead, Indexer, Mixe
 pub use profiled::{Operation, Profile, ProfiledBackend, SharedProfile, Spent};
 pub use recording::{Call, Recording, RecordingBackend};
 pub use saved::SavedState;
+pub use strata_kernels::attention::KvType;
 pub use strata_kernels::route::{choose, weigh};
 pub use strata_kernels::{Arithmetic, Isa, UnavailableIsa, conv::MAX_TAPS as MAX_CONV_TAPS, experts::Choice};
 
@@ -103,6 +104,8 @@ pub enum StateShape {
     Qsa {
         /// Tokens there is room for.
         context_tokens: usize,
+        /// What keys and values are kept in.
+        kv: KvType,
         /// Key/value heads.
         kv_heads: usize,
         /// Width of a head.
@@ -165,9 +168,9 @@ pub enum StatePart {
 /// Experts chosen for some rows, as read back by [`Backend::take_routes`].
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Routes {
-    /// `[rows][top_k]`, in descending order of weight.
+    /// `[rows][choices]`, in descending order of weight.
     pub ids: Vec<u32>,
-    /// `[rows][top_k]`; a row sums to 1.
+    /// `[rows][choices]`; a row sums to 1.
     pub weights: Vec<f32>,
 }
 
@@ -207,6 +210,9 @@ pub trait Backend: Send {
     /// # Errors
     /// When there is not enough memory.
     fn new_pass(&mut self, shape: &PassShape) -> Result<PassId, BackendError>;
+
+    /// What keys and values are kept in unless a user says otherwise: what loses nothing that products would use.
+    fn default_kv(&self) -> KvType;
 
     /// Makes a state, empty as at the start of a sequence.
     ///
@@ -303,9 +309,9 @@ pub trait Backend: Send {
     /// Keeps a choice that was made elsewhere for [`combine`](Self::combine), as [`route`](Self::route) keeps its own.
     fn set_routes(&mut self, pass: PassId, rows: Range<usize>, routes: &Routes);
 
-    /// What `router` (of a later layer) would choose for the same input, rounded as suits the machine; read like a route,
-    /// kept nowhere.
-    fn forecast(&mut self, pass: PassId, rows: Range<usize>, router: MatrixId) -> Ticket;
+    /// The `choices` experts of a row that `router` (of a later layer) would choose first for the same input, rounded as
+    /// suits the machine; read like a route, with as many a row, and kept nowhere.
+    fn forecast(&mut self, pass: PassId, rows: Range<usize>, router: MatrixId, choices: usize) -> Ticket;
 
     /// Reads the routes of a ticket into `routes`.
     ///
@@ -330,8 +336,13 @@ pub trait Backend: Send {
     /// When the computation failed or the ticket names no expert group.
     fn take_slots(&mut self, ticket: Ticket, slots: &mut Vec<Slot>) -> Result<(), BackendError>;
 
-    /// The layer's output: the chosen experts' outputs by weight, in order of choice, and the shared expert.
-    fn combine(&mut self, pass: PassId, rows: Range<usize>, shared: &SharedExpert);
+    /// Computes the shared expert for the rows' layer input. It takes the place of the last output, which
+    /// [`combine`](Self::combine) makes the layer's.
+    fn shared_expert(&mut self, pass: PassId, rows: Range<usize>, shared: &SharedExpert);
+
+    /// The layer's output: the chosen experts' outputs by weight, in order of choice, and the shared expert's, which was
+    /// [computed](Self::shared_expert) before.
+    fn combine(&mut self, pass: PassId, rows: Range<usize>);
 
     /// Logits of the rows: the final read of the streams, then the output matrix.
     fn head(&mut self, pass: PassId, rows: Range<usize>, last_read: &HyperRead, output: MatrixId) -> Ticket;

@@ -12,8 +12,9 @@ use strata_store::timeline::{Lane, Timeline};
 use strata_store::{Area, Slot};
 
 use crate::{
-    Backend, BackendError, Choice, DraftInput, ExpertShape, Field, GroupEntry, HyperRead, MatrixData, MatrixId, Mixer,
-    PassId, PassShape, Ple, Qsa, Routes, SavedState, SharedExpert, StateId, StatePart, StateShape, Ticket, VectorId,
+    Backend, BackendError, Choice, DraftInput, ExpertShape, Field, GroupEntry, HyperRead, KvType, MatrixData, MatrixId,
+    Mixer, PassId, PassShape, Ple, Qsa, Routes, SavedState, SharedExpert, StateId, StatePart, StateShape, Ticket,
+    VectorId,
 };
 
 /// What time is spent on.
@@ -28,6 +29,7 @@ pub enum Operation {
     WriteStreams,
     Route,
     Forecast,
+    SharedExpert,
     Experts,
     Combine,
     Head,
@@ -41,7 +43,7 @@ pub enum Operation {
 
 impl Operation {
     /// Every one.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::Embed,
         Self::AddNgrams,
         Self::ReadStreams,
@@ -50,6 +52,7 @@ impl Operation {
         Self::WriteStreams,
         Self::Route,
         Self::Forecast,
+        Self::SharedExpert,
         Self::Experts,
         Self::Combine,
         Self::Head,
@@ -69,6 +72,7 @@ impl Operation {
             Self::WriteStreams => "write streams",
             Self::Route => "route",
             Self::Forecast => "forecast",
+            Self::SharedExpert => "shared expert",
             Self::Experts => "experts",
             Self::Combine => "combine",
             Self::Head => "head",
@@ -228,6 +232,10 @@ impl Backend for ProfiledBackend {
         self.inner.new_pass(shape)
     }
 
+    fn default_kv(&self) -> KvType {
+        self.inner.default_kv()
+    }
+
     fn new_state(&mut self, shape: &StateShape) -> Result<StateId, BackendError> {
         self.inner.new_state(shape)
     }
@@ -330,8 +338,8 @@ impl Backend for ProfiledBackend {
         self.reading(Operation::Route, |inner| inner.set_routes(pass, rows, routes));
     }
 
-    fn forecast(&mut self, pass: PassId, rows: Range<usize>, router: MatrixId) -> Ticket {
-        self.operation(Operation::Forecast, |inner| inner.forecast(pass, rows, router))
+    fn forecast(&mut self, pass: PassId, rows: Range<usize>, router: MatrixId, choices: usize) -> Ticket {
+        self.operation(Operation::Forecast, |inner| inner.forecast(pass, rows, router, choices))
     }
 
     fn take_routes(&mut self, ticket: Ticket, routes: &mut Routes) -> Result<(), BackendError> {
@@ -355,8 +363,12 @@ impl Backend for ProfiledBackend {
         self.reading(Operation::Experts, |inner| inner.take_slots(ticket, slots))
     }
 
-    fn combine(&mut self, pass: PassId, rows: Range<usize>, shared: &SharedExpert) {
-        self.operation(Operation::Combine, |inner| inner.combine(pass, rows, shared));
+    fn shared_expert(&mut self, pass: PassId, rows: Range<usize>, shared: &SharedExpert) {
+        self.operation(Operation::SharedExpert, |inner| inner.shared_expert(pass, rows, shared));
+    }
+
+    fn combine(&mut self, pass: PassId, rows: Range<usize>) {
+        self.operation(Operation::Combine, |inner| inner.combine(pass, rows));
         self.is_layer_done = true;
     }
 
@@ -449,8 +461,9 @@ mod tests {
                     backend.write_streams(pass, rows.clone());
                     backend.read_streams(pass, rows, &read);
                 }
+                backend.shared_expert(pass, 0..4, &shared);
                 for rows in [0..2, 2..4] {
-                    backend.combine(pass, rows.clone(), &shared);
+                    backend.combine(pass, rows.clone());
                     backend.write_streams(pass, rows);
                 }
             }
@@ -458,7 +471,7 @@ mod tests {
             backend.take_logits(ticket, &mut Vec::new()).unwrap();
         }
         timeline.end();
-        let of_layer = |layer| vec![(Lane::Mixer, Some(layer)); 10];
+        let of_layer = |layer| vec![(Lane::Mixer, Some(layer)); 11];
         let one = [vec![(Lane::Mixer, None)], of_layer(0), of_layer(1), vec![(Lane::Head, None)]].concat();
         let spans = timeline.take().spans;
         // Reading logits that are there already may take long enough to be seen on a busy machine.

@@ -8,8 +8,9 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use strata_store::{Area, ExpertId, Slot};
 
 use crate::{
-    Backend, BackendError, Choice, DraftInput, ExpertShape, Field, GroupEntry, HyperRead, MatrixData, MatrixId, Mixer,
-    PassId, PassShape, Ple, Qsa, Routes, SavedState, SharedExpert, StateId, StatePart, StateShape, Ticket, VectorId,
+    Backend, BackendError, Choice, DraftInput, ExpertShape, Field, GroupEntry, HyperRead, KvType, MatrixData, MatrixId,
+    Mixer, PassId, PassShape, Ple, Qsa, Routes, SavedState, SharedExpert, StateId, StatePart, StateShape, Ticket,
+    VectorId,
 };
 
 /// One call, with the rows it was for.
@@ -25,8 +26,9 @@ pub enum Call {
     Route { rows: Range<usize> },
     RouterLogits { rows: Range<usize> },
     SetRoutes { rows: Range<usize>, routes: Vec<u32> },
-    Forecast { rows: Range<usize>, router: MatrixId },
+    Forecast { rows: Range<usize>, router: MatrixId, choices: usize },
     Experts { experts: Vec<ExpertId>, choices: Vec<Choice> },
+    SharedExpert { rows: Range<usize> },
     Combine { rows: Range<usize> },
     Head { rows: Range<usize> },
     ResetState { state: StateId },
@@ -98,10 +100,10 @@ impl RecordingBackend {
         Ticket(self.next_ticket)
     }
 
-    fn routes(&self, pass: PassId, rows: Range<usize>) -> Outcome {
-        let PassShape { top_k, experts, .. } = self.passes[pass.0 as usize];
-        let ids = rows.flat_map(|row| (0..top_k).map(move |k| ((row + k) % experts) as u32)).collect::<Vec<_>>();
-        Outcome::Routes(Routes { weights: vec![1.0 / top_k as f32; ids.len()], ids })
+    fn routes(&self, pass: PassId, rows: Range<usize>, choices: usize) -> Outcome {
+        let PassShape { experts, .. } = self.passes[pass.0 as usize];
+        let ids = rows.flat_map(|row| (0..choices).map(move |k| ((row + k) % experts) as u32)).collect::<Vec<_>>();
+        Outcome::Routes(Routes { weights: vec![1.0 / choices as f32; ids.len()], ids })
     }
 }
 
@@ -130,6 +132,10 @@ impl Backend for RecordingBackend {
     fn new_pass(&mut self, shape: &PassShape) -> Result<PassId, BackendError> {
         self.passes.push(shape.clone());
         Ok(PassId(self.passes.len() as u32 - 1))
+    }
+
+    fn default_kv(&self) -> KvType {
+        KvType::Float32
     }
 
     fn new_state(&mut self, _shape: &StateShape) -> Result<StateId, BackendError> {
@@ -220,7 +226,7 @@ impl Backend for RecordingBackend {
 
     fn route(&mut self, pass: PassId, rows: Range<usize>, _router: MatrixId) -> Ticket {
         self.call(Call::Route { rows: rows.clone() });
-        let routes = self.routes(pass, rows);
+        let routes = self.routes(pass, rows, self.passes[pass.0 as usize].top_k);
         self.ticket(routes)
     }
 
@@ -234,9 +240,9 @@ impl Backend for RecordingBackend {
         self.call(Call::SetRoutes { rows, routes: routes.ids.clone() });
     }
 
-    fn forecast(&mut self, pass: PassId, rows: Range<usize>, router: MatrixId) -> Ticket {
-        self.call(Call::Forecast { rows: rows.clone(), router });
-        let routes = self.routes(pass, rows);
+    fn forecast(&mut self, pass: PassId, rows: Range<usize>, router: MatrixId, choices: usize) -> Ticket {
+        self.call(Call::Forecast { rows: rows.clone(), router, choices });
+        let routes = self.routes(pass, rows, choices);
         self.ticket(routes)
     }
 
@@ -270,7 +276,11 @@ impl Backend for RecordingBackend {
         Ok(())
     }
 
-    fn combine(&mut self, _pass: PassId, rows: Range<usize>, _shared: &SharedExpert) {
+    fn shared_expert(&mut self, _pass: PassId, rows: Range<usize>, _shared: &SharedExpert) {
+        self.call(Call::SharedExpert { rows });
+    }
+
+    fn combine(&mut self, _pass: PassId, rows: Range<usize>) {
         self.call(Call::Combine { rows });
     }
 

@@ -100,7 +100,7 @@ fn settings(text: &str) -> Result<Settings, CliError> {
     for setting in text.split(',').filter(|setting| *setting != "default") {
         let bad = || {
             CliError::Usage(format!(
-                "`{setting}`: expected key=value with a key of model, threads, isa, precise, context, pass, strip, gdn, qsa-block, pieces"
+                "`{setting}`: expected key=value with a key of model, threads, isa, precise, kv, context, pass, strip, gdn, qsa-block, pieces"
             ))
         };
         let (key, value) = setting.split_once('=').ok_or_else(bad)?;
@@ -232,8 +232,9 @@ pub(crate) fn perplexity(flags: &PplFlags) -> Result<(), CliError> {
             "tokens": ids.len(), "windows": p.windows, "window_tokens": p.window_tokens,
             "perplexity_all": p.all, "perplexity_second_half": p.second_half,
         });
-        if let Some(receipt) = &p.routes {
-            line["routes"] = route::json(&engine, receipt);
+        if let (Some(receipt), Some(moce)) = (&p.routes, engine.moce()) {
+            line["moce"] = route::settings_json(&moce);
+            line["routes"] = route::json(receipt);
         }
         writeln!(out, "{line}")?;
     } else {

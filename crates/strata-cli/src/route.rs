@@ -47,14 +47,14 @@ pub(crate) fn table(engine: &Engine, receipt: &RouteReceipt) -> Option<String> {
     Some(format!("{moce}\n  {summary}{logical}{arena}; {held:.1} % of what was logically resident was in memory"))
 }
 
-/// The same for programs.
-pub(crate) fn json(engine: &Engine, receipt: &RouteReceipt) -> Value {
-    let moce = engine.moce();
+/// How experts are preferred, for programs.
+pub(crate) fn settings_json(moce: &Moce) -> Value {
+    json!({ "slots": moce.slots, "bonus": moce.bonus, "keep": moce.keep, "mass": moce.mass })
+}
+
+/// What it did, for programs.
+pub(crate) fn json(receipt: &RouteReceipt) -> Value {
     json!({
-        "slots": moce.map(|moce| moce.slots),
-        "bonus": moce.map(|moce| moce.bonus),
-        "keep": moce.map(|moce| moce.keep),
-        "mass": moce.map(|moce| moce.mass),
         "tokens": receipt.counts.rows,
         "agreement": receipt.agreement(),
         "substituted_mass": receipt.substituted_mass(),

@@ -2,6 +2,7 @@
 
 use std::io::Write;
 
+use strata_engine::bench::Counted;
 use strata_engine::{Engine, EngineOptions, Finish, GenerateOptions, Generated};
 
 use crate::error::CliError;
@@ -32,6 +33,9 @@ pub(crate) fn run(flags: &RunFlags) -> Result<(), CliError> {
     setup::save_usage(&mut engine);
     writeln!(std::io::stdout())?;
     note::line(summary(&generated));
+    if let Some(line) = streamed_summary(&mut engine) {
+        note::line(line);
+    }
     if let Some(profile) = engine.take_profile() {
         note::part(profile::table(&profile));
     }
@@ -91,6 +95,27 @@ fn encode(engine: &Engine, flags: &RunFlags, prompt: String) -> Result<Vec<u32>,
     let system = flags.system.iter().map(|text| ("system".to_owned(), text.clone()));
     let messages: Vec<_> = system.chain([("user".to_owned(), prompt)]).collect();
     Ok(engine.encode_chat(&messages)?)
+}
+
+/// One line on where experts came from, and what the forecasts for single tokens were worth; `None` where all have slots.
+fn streamed_summary(engine: &mut Engine) -> Option<String> {
+    if !engine.streams() {
+        return None;
+    }
+    let streamed = engine.counted().since(&Counted::default());
+    let all = (streamed.resident + streamed.ahead + streamed.missed).max(1) as f64;
+    let part = |n: u64| 100.0 * n as f64 / all;
+    let forecast = streamed.forecast.precision().zip(streamed.forecast.recall());
+    let forecast = forecast.map_or(String::new(), |(precision, recall)| {
+        format!(" | forecast: {:.1} % right, {:.1} % of what was missing", 100.0 * precision, 100.0 * recall)
+    });
+    Some(format!(
+        "[experts: {:.1} % resident, {:.1} % ahead, {:.1} % missed, {:.2} GB read{forecast}]",
+        part(streamed.resident),
+        part(streamed.ahead),
+        part(streamed.missed),
+        streamed.read.bytes as f64 / 1e9,
+    ))
 }
 
 /// One line on what a generation took.

@@ -111,23 +111,23 @@ fn drafts_change_no_text() {
     write_head(&head);
     let greedy = SamplerParams::default();
     let mut plain = open(DraftKind::Off, None, 2, None, None);
-    let (want, seeded) = (write(&mut plain, 512, greedy), write(&mut plain, 160, SEEDED));
+    let (want, seeded) = (write(&mut plain, 512, greedy), write(&mut plain, 80, SEEDED));
     assert!(seeded[0].tokens != want[0].tokens[..seeded[0].tokens.len()]);
 
     let mut lookup = open(DraftKind::Lookup, None, 1, Some(200), None);
     let drafted = write(&mut lookup, 512, greedy);
     check_same(&want, &drafted, "look-up, greedy");
     assert!(drafted[0].drafts.accepted > 0, "{:?}", drafted[0].drafts);
-    check_same(&seeded, &write(&mut lookup, 160, SEEDED), "look-up, seeded");
+    check_same(&seeded, &write(&mut lookup, 80, SEEDED), "look-up, seeded");
 
     for (kind, threads, slots) in [(DraftKind::Auto, 2, None), (DraftKind::Mtp, 1, Some(200))] {
         let mut with_head = open(kind, Some(&head), threads, slots, None);
         assert!(with_head.model().has_draft_head());
-        check_same(&seeded, &write(&mut with_head, 160, SEEDED), "head, seeded");
+        check_same(&seeded, &write(&mut with_head, 80, SEEDED), "head, seeded");
     }
     // Without a head, look-up takes its place, unless a head was asked for.
     let mut auto = open(DraftKind::Auto, None, 2, None, None);
-    check_same(&seeded, &write(&mut auto, 160, SEEDED), "auto, seeded");
+    check_same(&seeded, &write(&mut auto, 80, SEEDED), "auto, seeded");
     let mut options = EngineOptions::default();
     options.drafts.kind = DraftKind::Mtp;
     let error = Engine::open(&mini(), &options).err().unwrap();
@@ -139,7 +139,7 @@ fn the_end_of_a_text_is_where_it_was() {
     let (mut plain, mut lookup) =
         (open(DraftKind::Off, None, 2, None, Some(60)), open(DraftKind::Lookup, None, 2, None, Some(60)));
     let prompt = prompt(&plain);
-    let mut write = |engine: &mut Engine, max_tokens| {
+    let write = |engine: &mut Engine, max_tokens| {
         let mut session = engine.new_session().unwrap();
         let options = options(max_tokens, SamplerParams::default());
         let written = engine.generate(&mut session, &prompt, &options, &Stop::new(false), |_| ()).unwrap();

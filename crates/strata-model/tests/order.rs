@@ -22,6 +22,8 @@ fn oracle(name: &str) -> Gguf {
 struct Script {
     log: Vec<String>,
     forecasts: Vec<(u32, Vec<Demand>)>,
+    /// Of single rows.
+    ranked: Vec<(u32, Vec<u32>)>,
     demands: Vec<(u32, Vec<Demand>)>,
     wants_forecast: bool,
     /// Hand experts out last first, one by one.
@@ -69,6 +71,12 @@ impl ExpertStore for Watched {
         let mut script = self.script.lock().unwrap();
         script.log.push(format!("forecast {layer}"));
         script.forecasts.push((layer, experts.to_vec()));
+    }
+
+    fn forecast_ranked(&mut self, layer: u32, experts: &[u32]) {
+        let mut script = self.script.lock().unwrap();
+        script.log.push(format!("forecast {layer}"));
+        script.ranked.push((layer, experts.to_vec()));
     }
 
     fn wants_forecast(&self) -> bool {
@@ -160,6 +168,9 @@ fn a_pass_goes_through_a_layer_strip_by_strip_before_the_next_layer() {
             assert_eq!(calls.next(), Some(&Call::WriteStreams { rows: rows.clone() }));
             assert_eq!(calls.next(), Some(&Call::ReadStreams { rows: rows.clone() }));
             assert_eq!(calls.next(), Some(&Call::Route { rows }));
+        }
+        for rows in [0..3, 3..6, 6..7] {
+            assert_eq!(calls.next(), Some(&Call::SharedExpert { rows }));
         }
         // The recording backend sends row r to experts r, r + 1, r + 2, r + 3: 7 rows use experts 0 to 9, each once.
         // In as many groups as they arrived in.
@@ -259,6 +270,39 @@ fn forecasts_are_the_next_router_on_the_same_input() {
         hits += forecast.iter().filter(|f| demand.iter().any(|d| d.expert == f.expert)).count();
     }
     assert!(hits > 0);
+}
+
+/// What the next layer's router would choose, as an observer sees it.
+#[derive(Default)]
+struct Choices(Vec<(u32, Vec<u32>)>);
+
+impl Observer for Choices {
+    fn at(&mut self, moment: Moment, view: &mut LayerView<'_>) {
+        if moment == Moment::LayerDone
+            && let Some(forecast) = view.forecast().unwrap()
+        {
+            self.0.push((view.layer as u32 + 1, forecast.ids));
+        }
+    }
+}
+
+#[test]
+fn a_single_row_is_forecast_by_rank_and_wider_than_it_will_be_routed() {
+    let script = Script { wants_forecast: true, ..Script::default() };
+    let (mut model, script) = watched("moe8ple", cpu(), Options::default(), script);
+    let (mut sequence, mut seen) = (model.new_sequence().unwrap(), Choices::default());
+    model.forward(&mut sequence, &[7], Rows::Last, &mut Vec::new(), &mut seen).unwrap();
+    let script = script.lock().unwrap();
+    assert!(script.forecasts.is_empty());
+    // Four of a row and three more; the first four as they would be routed.
+    assert_eq!(script.ranked.iter().map(|(layer, _)| *layer).collect::<Vec<_>>(), (1..8).collect::<Vec<_>>());
+    for ((layer, ranked), (_, choices)) in script.ranked.iter().zip(&seen.0) {
+        assert_eq!((ranked.len(), &ranked[..4]), (7, &choices[..]), "layer {layer}");
+        let mut distinct = ranked.clone();
+        distinct.sort_unstable();
+        distinct.dedup();
+        assert_eq!(distinct.len(), 7, "{ranked:?}");
+    }
 }
 
 /// Counts how often each layer's forecast names each expert.

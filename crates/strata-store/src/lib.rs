@@ -83,6 +83,10 @@ pub trait ExpertStore: Send {
     /// Experts that `layer` is expected to need. A hint: it changes when bytes arrive, never which bytes.
     fn forecast(&mut self, layer: u32, experts: &[Demand]);
 
+    /// Experts that the only row of the pass is expected to be routed to in `layer`, the most likely first. A hint, as
+    /// [`forecast`](Self::forecast) is.
+    fn forecast_ranked(&mut self, layer: u32, experts: &[u32]);
+
     /// Whether forecasts are of any use to this store.
     fn wants_forecast(&self) -> bool;
 

@@ -74,6 +74,12 @@ fn pass(scheduler: &mut Scheduler, kind: PassKind, all: &[Demand], fails: bool) 
         for ahead in 1..3 {
             scheduler.forecast(layer + ahead, all);
         }
+        if kind == PassKind::Decode {
+            let mut ranked = [0; EXPERTS as usize];
+            ranked.iter_mut().zip(all).for_each(|(index, demand)| *index = demand.expert);
+            scheduler.forecast_ranked(layer + 1, &ranked);
+            scheduler.expect_idle(9.0);
+        }
         for strip in all.chunks(7) {
             scheduler.demand(layer, strip).expect("they exist");
             read(scheduler, fails);

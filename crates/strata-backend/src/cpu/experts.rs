@@ -20,6 +20,14 @@ pub(super) enum Logits {
     Fast,
 }
 
+/// How a router chooses.
+#[derive(Clone, Copy)]
+pub(super) struct Choosing {
+    pub(super) logits: Logits,
+    /// Experts of a row.
+    pub(super) choices: usize,
+}
+
 /// Choices by `router` for the rows' input, into `routes`; the logits stay in `s.a`.
 #[allow(clippy::too_many_arguments)] // two callers, which take them all from the backend
 pub(super) fn route(
@@ -28,18 +36,18 @@ pub(super) fn route(
     pass: &Pass,
     rows: Range<usize>,
     router: MatrixId,
-    logits: Logits,
+    choosing: Choosing,
     s: &mut Scratch,
     routes: &mut Routes,
 ) {
-    let (top_k, experts) = (pass.shape.top_k, pass.shape.experts);
+    let (choices, experts) = (choosing.choices, pass.shape.experts);
     let input = pass.mixed.rows(rows.clone());
-    match logits {
+    match choosing.logits {
         Logits::Exact => weights.multiply_exactly(cpu, router, input, &mut s.a),
         Logits::Fast => weights.multiply(cpu, router, input, &mut s.a),
     }
-    routes.ids.resize(rows.len() * top_k, 0);
-    routes.weights.resize(rows.len() * top_k, 0.0);
+    routes.ids.resize(rows.len() * choices, 0);
+    routes.weights.resize(rows.len() * choices, 0.0);
     route::choose_rows(cpu, &s.a, experts, &mut routes.ids, &mut routes.weights);
 }
 
@@ -98,7 +106,8 @@ pub(super) fn experts(
     kernels::experts(cpu, &group, pass.mixed.all(), &mut outputs);
 }
 
-pub(super) fn combine(
+/// The shared expert's output is the rows' output until [`combine`] adds the others.
+pub(super) fn shared_expert(
     cpu: &Cpu,
     weights: &Weights,
     pass: &mut Pass,
@@ -108,23 +117,30 @@ pub(super) fn combine(
 ) {
     let hidden = pass.shape.hidden;
     let input = pass.mixed.rows(rows.clone());
-    let (gate, up, down) = (&mut s.a, &mut s.b, &mut s.c);
+    let (gate, up) = (&mut s.a, &mut s.b);
     let inputs = s.inputs.inputs(cpu, input, hidden);
     weights.multiply_of(cpu, shared.gate, &inputs, gate);
     weights.multiply_of(cpu, shared.up, &inputs, up);
     let (ff, up) = (gate.len() / rows.len(), &*up);
     cpu.for_rows(gate, ff, |t, gate| silu_times(cpu.isa(), gate, &up[t * ff..][..ff]));
-    weights.multiply(cpu, shared.down, gate, down);
+    weights.multiply_into(cpu, shared.down, gate, pass.output.rows_mut(rows.clone()));
 
     let gate_inp = weights.vector(shared.gate_inp);
-    cpu.for_rows(pass.shared_gate.rows_mut(rows.clone()), 1, |t, out| {
+    cpu.for_rows(pass.shared_gate.rows_mut(rows), 1, |t, out| {
         out[0] = sigmoid(dot(cpu.isa(), gate_inp, &input[t * hidden..][..hidden]));
     });
+}
+
+pub(super) fn combine(cpu: &Cpu, pass: &mut Pass, rows: Range<usize>, s: &mut Scratch) {
+    // Out of the way of the sums.
+    let shared = &mut s.a;
+    shared.clear();
+    shared.extend_from_slice(pass.output.rows(rows.clone()));
     let combined = kernels::Combined {
         weights: pass.route_weights.rows(rows.clone()),
         outputs: pass.expert_output.rows(rows.clone()),
         shared_gate: pass.shared_gate.rows(rows.clone()),
-        shared: down,
+        shared,
     };
     kernels::combine(cpu, &combined, pass.output.rows_mut(rows));
 }

@@ -18,13 +18,14 @@ use strata_kernels::matmul::{Matrix, matmul, matmul_of};
 use strata_kernels::{Cpu, Isa, UnavailableIsa};
 use strata_store::{Area, Slot};
 
-use self::experts::Logits;
+use self::experts::{Choosing, Logits};
 use self::kept::Kept;
 use self::pass::{Pass, Scratch, zeroed};
 use self::states::State;
 use crate::{
-    Backend, BackendError, Choice, DraftInput, ExpertShape, Field, GroupEntry, HyperRead, MatrixData, MatrixId, Mixer,
-    PassId, PassShape, Ple, Qsa, Routes, SavedState, SharedExpert, StateId, StatePart, StateShape, Ticket, VectorId,
+    Backend, BackendError, Choice, DraftInput, ExpertShape, Field, GroupEntry, HyperRead, KvType, MatrixData, MatrixId,
+    Mixer, PassId, PassShape, Ple, Qsa, Routes, SavedState, SharedExpert, StateId, StatePart, StateShape, Ticket,
+    VectorId,
 };
 
 /// Computes on the processor.
@@ -69,6 +70,11 @@ impl Weights {
         let w = self.matrix(id);
         y.resize(x.len() / w.cols() * w.rows(), 0.0);
         matmul(cpu, &w, x, y);
+    }
+
+    /// [`multiply`](Self::multiply) into rows that are there.
+    fn multiply_into(&self, cpu: &Cpu, id: MatrixId, x: &[f32], y: &mut [f32]) {
+        matmul(cpu, &self.matrix(id), x, y);
     }
 
     /// [`multiply`](Self::multiply) of inputs that are ready: several products read them.
@@ -161,8 +167,12 @@ impl Backend for CpuBackend {
         Ok(PassId(self.passes.len() as u32 - 1))
     }
 
+    fn default_kv(&self) -> KvType {
+        KvType::of(self.cpu.arithmetic())
+    }
+
     fn new_state(&mut self, shape: &StateShape) -> Result<StateId, BackendError> {
-        let new = State::new(shape, self.cpu.arithmetic())?;
+        let new = State::new(shape)?;
         let free = self.states.iter().position(Option::is_none);
         let at = free.unwrap_or(self.states.len());
         if free.is_none() {
@@ -283,8 +293,8 @@ impl Backend for CpuBackend {
     fn route(&mut self, pass: PassId, rows: Range<usize>, router: MatrixId) -> Ticket {
         let pass = &mut self.passes[pass.0 as usize];
         let mut routes = self.spare_routes.pop().unwrap_or_default();
-        let (cpu, logits) = (&self.cpu, Logits::Exact);
-        experts::route(cpu, &self.weights, pass, rows.clone(), router, logits, &mut self.scratch, &mut routes);
+        let choosing = Choosing { logits: Logits::Exact, choices: pass.shape.top_k };
+        experts::route(&self.cpu, &self.weights, pass, rows.clone(), router, choosing, &mut self.scratch, &mut routes);
         experts::keep_logits(pass, rows.clone(), &self.scratch.a);
         experts::keep_routes(pass, rows, &routes);
         self.ticket(Outcome::Routes(routes))
@@ -299,11 +309,11 @@ impl Backend for CpuBackend {
         experts::keep_routes(&mut self.passes[pass.0 as usize], rows, routes);
     }
 
-    fn forecast(&mut self, pass: PassId, rows: Range<usize>, router: MatrixId) -> Ticket {
+    fn forecast(&mut self, pass: PassId, rows: Range<usize>, router: MatrixId, choices: usize) -> Ticket {
         let pass = &self.passes[pass.0 as usize];
         let mut routes = self.spare_routes.pop().unwrap_or_default();
-        let (cpu, logits) = (&self.cpu, Logits::Fast);
-        experts::route(cpu, &self.weights, pass, rows, router, logits, &mut self.scratch, &mut routes);
+        let choosing = Choosing { logits: Logits::Fast, choices };
+        experts::route(&self.cpu, &self.weights, pass, rows, router, choosing, &mut self.scratch, &mut routes);
         self.ticket(Outcome::Routes(routes))
     }
 
@@ -337,9 +347,13 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
-    fn combine(&mut self, pass: PassId, rows: Range<usize>, shared: &SharedExpert) {
+    fn shared_expert(&mut self, pass: PassId, rows: Range<usize>, shared: &SharedExpert) {
         let Self { cpu, weights, passes, scratch, .. } = self;
-        experts::combine(cpu, weights, &mut passes[pass.0 as usize], rows, shared, scratch);
+        experts::shared_expert(cpu, weights, &mut passes[pass.0 as usize], rows, shared, scratch);
+    }
+
+    fn combine(&mut self, pass: PassId, rows: Range<usize>) {
+        experts::combine(&self.cpu, &mut self.passes[pass.0 as usize], rows, &mut self.scratch);
     }
 
     fn head(&mut self, pass: PassId, rows: Range<usize>, last_read: &HyperRead, output: MatrixId) -> Ticket {

@@ -1,128 +1,194 @@
-//! `strata bench decode`: tokens one by one.
+//! `strata bench decode`: tokens one by one, held against the least time that reading and computing them can take.
 
 use std::io::Write;
 
 use serde_json::{Value, json};
-use strata_engine::Engine;
-use strata_engine::bench::{Decode, DecodeTiming, measure};
+use strata_engine::bench::{Decode, DecodeRun, Spread};
+use strata_engine::{Engine, Stop};
 
-use super::{Side, fits_times, ids, sides};
+use super::turns::{Turns, Work, median_of, merged, streamed_json, take_turns, write_compared, write_streamed};
+use super::{Side, sides};
 use crate::error::CliError;
 use crate::flags::DecodeFlags;
-use crate::{input, interrupt, note, profile, setup, timeline};
+use crate::{input, interrupt, route, setup, timeline};
 
 pub(crate) fn decode(flags: &DecodeFlags) -> Result<(), CliError> {
-    let (name, context_tokens, tokens, flags) = ("decode", flags.context_tokens, flags.tokens, &flags.timing);
-    let recorder = timeline::recorder(flags.timeline.as_deref())?;
-    let mut sides = sides(flags)?;
+    let timing = &flags.timing;
+    let recorder = timeline::recorder(timing.timeline.as_deref())?;
+    let mut sides = sides(timing)?;
     sides.iter_mut().for_each(|side| side.options.model.timeline = recorder.clone());
-    let text = flags.text.as_deref().map(input::text_file).transpose()?;
+    let text = timing.text.as_deref().map(input::text_file).transpose()?;
     interrupt::install()?;
-    let path = setup::model_path(flags.model.model.as_deref())?;
-    let open = |side: &Side| setup::open_telling(&path, &side.options);
-    let run = |engines: &mut [Engine]| {
-        let ids = ids(&engines[0], text.as_deref(), context_tokens.saturating_add(tokens))?;
-        let (context, ids) = ids.split_at(context_tokens);
-        let work = Decode { context: context.to_vec(), ids: ids.to_vec() };
-        let timings = interrupt::stoppable(|stop| measure(engines, &work, flags.repeat, stop))?;
-        let context = if context_tokens > 0 { format!(" after {context_tokens}") } else { String::new() };
-        let title = format!("bench {name}, {tokens} tokens{context}");
-        timeline::write(&recorder, flags.timeline.as_deref(), &title, &setup::describe(&engines[0]))?;
-        let backends = engines.iter().map(|engine| engine.model().describe_backend());
-        Ok::<Vec<_>, CliError>(backends.zip(timings).collect())
-    };
-    // Both sides at once, so that they can take turns; where memory does not suffice, one after the other.
-    let fits = sides.len() == 1 || fits_times(&path, sides.len() as u64)?;
-    let measured = if fits {
-        run(&mut sides.iter().map(open).collect::<Result<Vec<_>, _>>()?)?
-    } else {
-        note::line("strata: two such models do not fit into memory: they are loaded and timed one after the other");
-        let one = |side: &Side| Ok(run(&mut [open(side)?])?.remove(0));
-        sides.iter().map(one).collect::<Result<Vec<_>, CliError>>()?
-    };
+    let path = setup::model_path(timing.model.model.as_deref())?;
+    let tokens = Tokens { context: flags.context_tokens, tokens: flags.tokens, with_floors: !flags.no_floors };
+    let flops = |engine: &Engine| engine.decode_flops(flags.context_tokens, flags.tokens).total();
+    let turns = take_turns(&tokens, &path, &sides, timing, text.as_deref(), flops)?;
 
     let mut out = std::io::stdout().lock();
-    for (side, (backend, timing)) in sides.iter().zip(&measured) {
-        if flags.json {
-            writeln!(out, "{}", timing_json(name, context_tokens, side, backend, timing))?;
-        } else {
-            write_timing(&mut out, name, context_tokens, side, backend, timing)?;
+    match &sides[..] {
+        [a, b] => {
+            if !timing.json {
+                write_runs(&mut out, &sides, &turns)?;
+            }
+            let as_json = timing.json.then_some(&run_json as &dyn Fn(&_) -> _);
+            write_compared(&mut out, "decode", [a, b], &turns, DecodeRun::wall_s, as_json)?;
         }
-        if let Some(profile) = &timing.profile {
-            let whose = if sides.len() > 1 { &side.name } else { backend };
-            note::line(format_args!("{whose}, all timed runs"));
-            note::part(profile::table(profile));
-        }
-    }
-    if let ([a, b], [(_, of_a), (_, of_b)]) = (&sides[..], &measured[..]) {
-        let ratio = of_a.ratio(of_b);
-        if flags.json {
-            let line = json!({
-                "bench": name, "compare": [a.name, b.name], "seconds_ratio": ratio, "pairs": flags.repeat,
-                "interleaved": fits,
-            });
-            writeln!(out, "{line}")?;
-        } else {
-            let pairs = if fits { "pairs in turns" } else { "pairs, one side after the other" };
-            writeln!(
-                out,
-                "{} takes {ratio:.3} times as long as {} (median of {} {pairs})",
-                a.name, b.name, flags.repeat
-            )?;
-        }
+        _ if timing.json => writeln!(out, "{}", runs_json(&turns))?,
+        _ => write_runs(&mut out, &sides, &turns)?,
     }
     Ok(())
 }
 
-fn timing_json(name: &str, context_tokens: usize, side: &Side, backend: &str, timing: &DecodeTiming) -> Value {
-    let (spread, rate) = (timing.spread(), timing.flops_per_second());
-    let mut shown = json!({
-        "bench": name,
-        "backend": backend,
-        "context_tokens": context_tokens,
-        "tokens": timing.tokens,
-        "runs": timing.seconds.len(),
-        "seconds": spread.median,
-        "seconds_min": spread.min,
-        "seconds_max": spread.max,
-        "tokens_per_second": timing.tokens as f64 / spread.median,
-        "flops_per_token": timing.flops.total() as f64 / timing.tokens as f64,
-        "flops_per_second": rate,
-        "peak": timing.peak.name(),
-        "peak_flops_per_second": timing.peak_flops_per_second,
-        "fraction": rate / timing.peak_flops_per_second,
-    });
-    if !side.name.is_empty() {
-        shown["setting"] = json!(side.name);
-    }
-    shown
+struct Tokens {
+    context: usize,
+    tokens: usize,
+    with_floors: bool,
 }
 
-fn write_timing(
-    out: &mut impl Write,
-    name: &str,
-    context_tokens: usize,
-    side: &Side,
-    backend: &str,
-    timing: &DecodeTiming,
-) -> Result<(), CliError> {
-    let (spread, tokens, rate) = (timing.spread(), timing.tokens as f64, timing.flops_per_second());
-    let context = if context_tokens > 0 { format!(" after {context_tokens}") } else { String::new() };
-    let setting = if side.name.is_empty() { String::new() } else { format!("{}: ", side.name) };
-    let runs = timing.seconds.len();
-    let many = if runs == 1 { "" } else { "s" };
-    writeln!(out, "{setting}{name}, {} tokens{context}, {runs} run{many} on {backend}", timing.tokens)?;
-    for (what, seconds) in [("median", spread.median), ("least", spread.min), ("most", spread.max)] {
-        writeln!(out, "  {what:<8}{seconds:>9.4} s{:>10.1} tok/s", tokens / seconds)?;
+impl Work for Tokens {
+    type Run = DecodeRun;
+
+    fn tokens(&self) -> usize {
+        self.context.saturating_add(self.tokens)
     }
+
+    fn run(&self, engine: &mut Engine, ids: &[u32], stop: &Stop) -> Result<DecodeRun, CliError> {
+        let (context, ids) = ids.split_at(self.context);
+        let work = Decode { context: context.to_vec(), ids: ids.to_vec() };
+        Ok(engine.run_decode(&work, self.with_floors, stop)?)
+    }
+
+    fn tell(&self, run: &DecodeRun) -> String {
+        let floors = run.floors.map(|f| format!("; floors: drive {:.2} s, compute {:.2} s", f.drive_s, f.compute_s));
+        format!("{:.2} s{}", run.wall_s(), floors.unwrap_or_default())
+    }
+
+    fn title(&self) -> String {
+        let context = if self.context > 0 { format!(" after {}", self.context) } else { String::new() };
+        format!("bench decode, {} tokens{context}", self.tokens)
+    }
+}
+
+fn run_json(run: &DecodeRun) -> Value {
+    let (tokens, wall_s, streamed) = (run.token_s.len(), run.wall_s(), &run.streamed);
+    let (first, steady) = run.first_and_steady().unzip();
+    let value = json!({
+        "context_tokens": run.context_tokens,
+        "tokens": tokens,
+        "wall_s": wall_s,
+        "tok_s": tokens as f64 / wall_s,
+        "first_64_tok_s": first,
+        "steady_tok_s": steady,
+        "drive_floor_s": run.floors.map(|floors| floors.drive_s),
+        "compute_floor_s": run.floors.map(|floors| floors.compute_s),
+        "memory_floor_s": run.floors.map(|floors| floors.memory_s),
+        "ratio": run.ratio(),
+        "hit_rate": streamed.hit_rate(),
+        "bytes_missed": streamed.needed.bytes,
+        "records_missed": streamed.needed.records,
+        "forecast": { "precision": streamed.forecast.precision(), "recall": streamed.forecast.recall() },
+        "routes": run.routes.as_ref().map(route::json),
+        "peak_flops_per_second": run.peak_flops_per_second,
+        "peak_rss_bytes": run.peak_rss_bytes,
+        "plan_bytes": run.plan_bytes,
+    });
+    merged(value, streamed_json(streamed))
+}
+
+/// One object: of every number the median of the runs.
+fn runs_json(turns: &Turns<DecodeRun>) -> Value {
+    let (runs, flops) = (&turns.runs[0], turns.flops as f64);
+    let wall = Spread::of(runs.iter().map(DecodeRun::wall_s));
+    let shown = median_of(&runs.iter().map(run_json).collect::<Vec<_>>());
+    let rate = flops / wall.median;
+    let fraction = shown["peak_flops_per_second"].as_f64().map(|peak| rate / peak);
+    let more = json!({
+        "bench": "decode",
+        "backend": turns.backends[0],
+        "runs": runs.len(),
+        "seconds": wall.median,
+        "seconds_min": wall.min,
+        "seconds_max": wall.max,
+        "tokens_per_second": runs[0].token_s.len() as f64 / wall.median,
+        "flops_per_token": flops / runs[0].token_s.len() as f64,
+        "flops_per_second": rate,
+        "peak": runs[0].peak.name(),
+        "fraction": fraction,
+    });
+    merged(shown, more)
+}
+
+fn write_runs(out: &mut impl Write, sides: &[Side], turns: &Turns<DecodeRun>) -> Result<(), CliError> {
+    for (at, (side, runs)) in sides.iter().zip(&turns.runs).enumerate() {
+        write_side(out, &side.name, &turns.backends[at], runs, turns.flops as f64)?;
+    }
+    Ok(())
+}
+
+fn write_side(out: &mut impl Write, name: &str, backend: &str, runs: &[DecodeRun], flops: f64) -> Result<(), CliError> {
+    const GB: f64 = 1e9;
+    let median = |of: &dyn Fn(&DecodeRun) -> f64| Spread::of(runs.iter().map(of)).median;
+    let first = &runs[0];
+    let wall = Spread::of(runs.iter().map(DecodeRun::wall_s));
+    let tokens = first.token_s.len() as f64;
+    let context = if first.context_tokens > 0 { format!(" after {}", first.context_tokens) } else { String::new() };
+    let setting = if name.is_empty() { String::new() } else { format!("{name}: ") };
+    let many = if runs.len() == 1 { "" } else { "s" };
+    writeln!(out, "{setting}decode, {tokens} tokens{context}, {} run{many} on {backend}", runs.len())?;
+    for (what, seconds) in [("median", wall.median), ("least", wall.min), ("most", wall.max)] {
+        writeln!(out, "  {what:<10}{seconds:>9.4} s{:>10.1} tok/s", tokens / seconds)?;
+    }
+    if let Some((_, steady)) = first.first_and_steady() {
+        let of_first = median(&|run| run.first_and_steady().map_or(steady, |(first, _)| first));
+        let of_rest = median(&|run| run.first_and_steady().map_or(steady, |(_, steady)| steady));
+        writeln!(out, "  first 64  {of_first:>20.1} tok/s, {of_rest:.1} after them")?;
+    }
+    let rate = flops / wall.median;
+    let peak = median(&|run| run.peak_flops_per_second.unwrap_or(f64::INFINITY));
     writeln!(
         out,
         "  {:.3} GFLOP a token: {:.1} GFLOP/s, {:.0} % of this machine's {:.1} ({})",
-        timing.flops.total() as f64 / tokens / 1e9,
-        rate / 1e9,
-        100.0 * rate / timing.peak_flops_per_second,
-        timing.peak_flops_per_second / 1e9,
-        timing.peak.name()
+        flops / tokens / GB,
+        rate / GB,
+        100.0 * rate / peak,
+        peak / GB,
+        first.peak.name()
     )?;
+    if first.floors.is_some() {
+        let floor = |of: fn(&DecodeRun) -> f64| median(&of);
+        writeln!(
+            out,
+            "  floors    drive {:.3} s, compute {:.3} s, memory {:.3} s; {:.3} times drive and compute",
+            floor(|run| run.floors.map_or(0.0, |floors| floors.drive_s)),
+            floor(|run| run.floors.map_or(0.0, |floors| floors.compute_s)),
+            floor(|run| run.floors.map_or(0.0, |floors| floors.memory_s)),
+            floor(|run| run.ratio().unwrap_or(0.0)),
+        )?;
+    }
+    if let Some(routes) = first.routes.as_ref().and_then(route::summary) {
+        writeln!(out, "  {routes}")?;
+    }
+    if first.streamed.needed.records == 0 {
+        return Ok(());
+    }
+    write_streamed(out, &runs.iter().map(|run| &run.streamed).collect::<Vec<_>>(), wall.median)?;
+    let forecasts = runs.iter().map(|run| run.streamed.forecast.precision().zip(run.streamed.forecast.recall()));
+    if let Some(forecasts) = forecasts.collect::<Option<Vec<_>>>() {
+        let median = |of: fn(&(f64, f64)) -> f64| 100.0 * Spread::of(forecasts.iter().map(of)).median;
+        writeln!(
+            out,
+            "  forecast  {:.1} % right, {:.1} % of what was missing foreseen",
+            median(|forecast| forecast.0),
+            median(|forecast| forecast.1)
+        )?;
+    }
+    if let Some(peak_bytes) = runs.iter().filter_map(|run| run.peak_rss_bytes).max() {
+        writeln!(
+            out,
+            "  memory    {:.3} GB at most, {:.3} GB planned",
+            peak_bytes as f64 / GB,
+            first.plan_bytes as f64 / GB
+        )?;
+    }
     Ok(())
 }

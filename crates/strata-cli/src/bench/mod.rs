@@ -3,6 +3,7 @@
 mod decode;
 mod kernels;
 mod prefill;
+mod turns;
 
 use std::path::Path;
 
@@ -23,12 +24,13 @@ struct Side {
 }
 
 /// What --compare can compare.
-const COMPARED: [&str; 13] = [
+const COMPARED: [&str; 14] = [
     "arena-gb",
     "forecast-min",
     "io",
     "io-depth",
     "isa",
+    "kv",
     "lookahead",
     "memory-gb",
     "pass",

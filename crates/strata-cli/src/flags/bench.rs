@@ -39,6 +39,9 @@ pub(crate) struct DecodeFlags {
     /// Tokens of the prompt before them, which is not timed.
     #[arg(long, value_name = "N", default_value_t = 128)]
     pub(crate) context_tokens: usize,
+    /// Do not measure floors, of which that of computation needs room for as many tokens again.
+    #[arg(long)]
+    pub(crate) no_floors: bool,
     #[command(flatten)]
     pub(crate) timing: TimingFlags,
 }
@@ -53,7 +56,7 @@ pub(crate) struct TimingFlags {
     #[arg(long, value_name = "FILE")]
     pub(crate) text: Option<PathBuf>,
     /// Compare two values of a setting in turns: KEY=A,B, as in lookahead=off,router, with a key of arena-gb,
-    /// forecast-min, io, io-depth, isa, lookahead, memory-gb, pass, ple, precise, route, strip, threads.
+    /// forecast-min, io, io-depth, isa, kv, lookahead, memory-gb, pass, ple, precise, route, strip, threads.
     #[arg(long, value_name = "KEY=A,B")]
     pub(crate) compare: Option<String>,
     /// Show where the time goes, on standard error.

@@ -14,21 +14,43 @@ fn keys(value: &Value) -> Vec<&str> {
     keys
 }
 
-const TIMING_KEYS: [&str; 14] = [
+const TIMING_KEYS: [&str; 36] = [
     "backend",
     "bench",
+    "bytes_missed",
+    "bytes_read",
+    "bytes_wasted",
+    "compute_floor_s",
     "context_tokens",
+    "drive_floor_s",
+    "exposed_wait_s",
+    "first_64_tok_s",
     "flops_per_second",
     "flops_per_token",
+    "forecast",
     "fraction",
+    "hit_rate",
+    "lookups",
+    "memory_floor_s",
+    "ngram_bytes_read",
+    "ngram_wait_s",
     "peak",
     "peak_flops_per_second",
+    "peak_rss_bytes",
+    "plan_bytes",
+    "ratio",
+    "records_missed",
+    "records_read",
+    "records_wasted",
     "runs",
     "seconds",
     "seconds_max",
     "seconds_min",
+    "steady_tok_s",
+    "tok_s",
     "tokens",
     "tokens_per_second",
+    "wall_s",
 ];
 
 /// Multiply-adds of the shape `small` cut to its first layer, Gated DeltaNet, by hand: 256 values in each of 4 streams, rank
@@ -69,6 +91,18 @@ fn a_synthetic_model_is_timed_on_the_ids_it_names() {
     let decode = &json_lines(&[&["bench", "decode", "-n", "3", "--context-tokens", "5"], &base[..]].concat())[0];
     assert_eq!(keys(decode), TIMING_KEYS);
     assert_eq!((&decode["tokens"], &decode["context_tokens"]), (&3.into(), &5.into()));
+    // All in memory: nothing is missing or forecast, and the run is its own floor.
+    let number = |key: &str| decode[key].as_f64().unwrap();
+    assert_eq!(
+        (number("bytes_missed"), number("bytes_read"), number("hit_rate"), number("ratio")),
+        (0.0, 0.0, 1.0, 1.0)
+    );
+    assert_eq!((number("drive_floor_s"), &decode["forecast"]["recall"]), (0.0, &Value::Null));
+    assert!((number("tokens_per_second") * number("seconds") - 3.0).abs() < 1e-9, "{decode}");
+    assert!(
+        number("tok_s") > 0.0 && number("wall_s") == number("seconds") && number("memory_floor_s") > 0.0,
+        "{decode}"
+    );
     // Logits of every token.
     let flops = 2 * (SMALL_LAYER + SMALL_RECURRENCE + SMALL_LOGITS);
     assert_eq!(decode["flops_per_token"].as_f64(), Some(flops as f64));

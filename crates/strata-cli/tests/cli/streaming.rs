@@ -157,6 +157,51 @@ fn field_report_17_56_58_a_run_that_streams_tells_what_it_read_and_waited_for() 
     assert!(line["a"].as_array().unwrap().iter().all(|run| run["bytes_wasted"] == 0), "nothing is guessed: {line}");
 }
 
+/// Distinct experts of single tokens are those that they are routed to: four in each of four layers.
+#[test]
+fn tokens_one_by_one_tell_what_they_missed_and_foresaw() {
+    let dir = tempfile::tempdir().unwrap();
+    let (model, _) = small(dir.path());
+    let base = ["bench", "decode", "-m", arg(&model), "-n", "128", "--context-tokens", "9", "--repeat", "1", "--json"];
+    let arena = ["--arena-gb", "0.0017"];
+    let checked = |run: &Value| {
+        let kinds = &run["lookups"];
+        let [resident, ahead, missed] = ["resident", "ahead", "missed"].map(|kind| number(kinds, kind));
+        assert_eq!(resident + ahead + missed, 128 * 4 * 4, "{run}");
+        assert_eq!(number(run, "records_missed"), ahead + missed, "{run}");
+        let seconds = |key: &str| run[key].as_f64().unwrap();
+        assert!((seconds("hit_rate") * (128.0 * 16.0) - resident as f64).abs() < 1e-6, "{run}");
+        let floors = seconds("drive_floor_s") + seconds("compute_floor_s");
+        assert!(seconds("drive_floor_s") > 0.0 && seconds("compute_floor_s") > seconds("memory_floor_s"), "{run}");
+        assert!((seconds("ratio") * floors / seconds("wall_s") - 1.0).abs() < 1e-6, "{run}");
+        assert!(seconds("first_64_tok_s") > 0.0 && seconds("steady_tok_s") > 0.0, "{run}");
+        if cfg!(target_os = "linux") {
+            assert!(number(run, "peak_rss_bytes") <= number(run, "plan_bytes"), "{run}");
+        }
+    };
+    let [line] = &json_lines(&[&base[..], &arena, &["--compare", "lookahead=off,router"]].concat())[..] else {
+        panic!()
+    };
+    let [off, router] = ["a", "b"].map(|side| line[side].as_array().unwrap());
+    off.iter().chain(router).for_each(checked);
+    // What is missing is read once, and nothing else.
+    assert_eq!((number(&off[0], "bytes_wasted"), &off[0]["forecast"]["recall"]), (0, &Value::Null), "{line}");
+    assert_eq!(number(&off[0], "bytes_read"), number(&off[0], "bytes_missed"), "{line}");
+    let [missed, read, wasted] = ["missed", "read", "wasted"].map(|what| number(&router[0], &format!("bytes_{what}")));
+    // Reads may be under way when the run begins and ends.
+    let record_bytes = missed / number(&router[0], "records_missed");
+    assert!(read.abs_diff(missed + wasted) <= 24 * record_bytes, "{line}");
+    assert!(read * 10 <= missed * 16 + 24 * 10 * record_bytes, "{line}");
+    let part = |what: &str| router[0]["forecast"][what].as_f64().unwrap();
+    assert!(part("precision") > 0.0 && part("precision") <= 1.0 && part("recall") > 0.0 && part("recall") <= 1.0);
+    // The compute floor goes on where the run ended.
+    strata(&[&base[..], &["--arena-gb", "0.0017", "--context", "200"]].concat()).fails(1, &["context of 200"]);
+    strata(&[&base[..], &["--arena-gb", "0.0017", "--context", "200", "--no-floors"]].concat()).ok();
+
+    let ran = strata(&[&RUN[..], &["--arena-gb", MINI_ARENA]].concat());
+    assert!(ran.stderr.contains("% resident") && ran.stderr.contains("% of what was missing]"), "{}", ran.stderr);
+}
+
 #[test]
 #[cfg(target_os = "linux")]
 fn field_report_03_memory_stays_within_the_plan() {

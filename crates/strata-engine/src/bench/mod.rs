@@ -4,15 +4,18 @@
 //! between the samples, so that they can be held against them.
 //! Refuses: to judge. It gives numbers.
 
+mod attention;
 mod decode;
 pub mod drive;
 mod kernels;
 mod prefill;
+mod streamed;
 mod weights;
 
-pub use decode::{Decode, DecodeTiming, measure};
+pub use decode::{Decode, DecodeFloors, DecodeRun};
 pub use kernels::{KernelBench, KernelCase, KernelKind, KernelRate};
 pub use prefill::{Floors, PrefillRun};
+pub use streamed::{Counted, Streamed};
 
 /// Samples of one quantity.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -1,19 +1,18 @@
 //! The speed of a prompt that streams, held against the least time that reading and that computing can take.
 //!
-//! Every run of a prompt may be followed by its two floors, each measured with nothing else going on: the *drive floor*
-//! reads each record that the run had to read once more, through the same reader; the *compute floor* computes the run's
-//! routes with valid records that are in memory.
+//! Every run of a prompt may be followed by its two floors ([`streamed`](super::streamed)); all records of the drive floor
+//! are read as fast as can be.
 
 use std::time::Instant;
 
-use strata_model::qwen4exp::{LayerView, Moment, Observer, Rows};
-use strata_store::scheduler::{Class, Counts, Tally};
+use strata_model::qwen4exp::{Observer, Rows};
 
 use super::drive::Device;
+use super::streamed::{Counted, RouteRecorder, Streamed};
 use crate::machine::Conditions;
 use crate::{Engine, EngineError, EngineOptions, Memory, Stop};
 
-/// A run of a prompt, and its floors. A look-up is one distinct expert of a layer of a pass.
+/// A run of a prompt, and its floors.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PrefillRun {
     /// Tokens of the prompt.
@@ -26,24 +25,8 @@ pub struct PrefillRun {
     pub floors: Option<Floors>,
     /// Part of the time in which the drive had something to do, as its system counts it.
     pub drive_busy: Option<f64>,
-    /// Records of look-ups that were not in memory.
-    pub needed: Tally,
-    /// Records that were read.
-    pub read: Tally,
-    /// Of these, records that no layer used.
-    pub wasted: Tally,
-    /// Look-ups of records that were in memory before.
-    pub resident: u64,
-    /// Look-ups of records that were read ahead, or queued.
-    pub ahead: u64,
-    /// All other look-ups.
-    pub missed: u64,
-    /// Seconds that computation waited for records.
-    pub exposed_wait_s: f64,
-    /// Seconds that it waited for rows of the n-gram table.
-    pub rows_wait_s: f64,
-    /// Bytes read of that table.
-    pub rows_read_bytes: u64,
+    /// What it read.
+    pub streamed: Streamed,
     /// The most memory that the process ever had.
     pub peak_rss_bytes: Option<u64>,
     /// What the plan allows it.
@@ -72,24 +55,6 @@ impl PrefillRun {
     /// How many times as long as its floor it took.
     pub fn ratio(&self) -> Option<f64> {
         self.floors.map(|floors| self.wall_s / floors.most_s())
-    }
-}
-
-/// Records the experts of every layer of every pass.
-struct RouteRecorder<'a> {
-    stop: &'a Stop,
-    layers: Vec<Vec<u32>>,
-}
-
-impl Observer for RouteRecorder<'_> {
-    fn is_cancelled(&self) -> bool {
-        self.stop.load(std::sync::atomic::Ordering::Relaxed)
-    }
-
-    fn at(&mut self, moment: Moment, view: &mut LayerView<'_>) {
-        if moment == Moment::LayerDone {
-            self.layers.push(view.routes.ids.clone());
-        }
     }
 }
 
@@ -127,7 +92,7 @@ impl Engine {
     /// When a run fails or is stopped.
     pub fn run_prefill(&mut self, ids: &[u32], with_floors: bool, stop: &Stop) -> Result<PrefillRun, EngineError> {
         let before = self.begin_run()?;
-        let mut routes = RouteRecorder { stop, layers: Vec::new() };
+        let mut routes = RouteRecorder::new(stop);
         let drive = Device::of(self.path());
         let busy_ms = drive.busy_ms();
         let timeline = self.options.model.timeline.clone();
@@ -138,23 +103,13 @@ impl Engine {
         let after = self.counted();
         let conditions = Conditions::now();
         let floors = if with_floors { Some(self.floors(ids, wall_s, routes.layers, stop)?) } else { None };
-        let between = |of: fn(&Counts) -> Tally| of(&after.counts) - of(&before.counts);
-        let (ahead, missed) = (between(|counts| counts.ahead), between(|counts| counts.missed));
         Ok(PrefillRun {
             tokens: ids.len(),
             pass_tokens: self.model.pass_tokens().min(ids.len()),
             wall_s,
             floors,
             drive_busy,
-            needed: ahead + missed,
-            read: between(|counts| counts.read[Class::Demand] + counts.read[Class::ReadAhead]),
-            wasted: between(|counts| counts.wasted[Class::Demand] + counts.wasted[Class::ReadAhead]),
-            resident: between(|counts| counts.resident).records,
-            ahead: ahead.records,
-            missed: missed.records,
-            exposed_wait_s: after.exposed_wait_s - before.exposed_wait_s,
-            rows_wait_s: after.rows.exposed_wait.as_secs_f64() - before.rows.exposed_wait.as_secs_f64(),
-            rows_read_bytes: after.rows.read_bytes - before.rows.read_bytes,
+            streamed: after.since(&before),
             peak_rss_bytes: Memory::peak_rss_bytes(),
             plan_bytes: self.plan().total_bytes(),
             conditions,
@@ -166,15 +121,7 @@ impl Engine {
     /// # Errors
     /// When the run fails or is stopped, or the arena does not hold records of every kind.
     pub fn run_fake_prefill(&mut self, ids: &[u32], routes: Vec<Vec<u32>>, stop: &Stop) -> Result<f64, EngineError> {
-        if !self.model.set_fake_stream(Some(routes)) {
-            self.model.set_fake_stream(None);
-            return Err(EngineError::Unusable(
-                "the compute floor cannot be measured: the arena does not hold records of every kind".to_owned(),
-            ));
-        }
-        let result = self.time_prompt(ids, &mut crate::generate::Stoppable(stop));
-        self.model.set_fake_stream(None);
-        result
+        self.with_fake_stream(routes, |engine| engine.time_prompt(ids, &mut crate::generate::Stoppable(stop)))
     }
 
     fn floors(&mut self, ids: &[u32], wall_s: f64, routes: Vec<Vec<u32>>, stop: &Stop) -> Result<Floors, EngineError> {
@@ -184,11 +131,7 @@ impl Engine {
         };
         let needed = store.needed().to_vec();
         let drive_s = store.replay(&needed).map_err(strata_model::ModelError::from)?.as_secs_f64();
-        // What a profile or a timeline shows is the run itself.
-        let profile = self.take_profile();
         let compute_s = self.run_fake_prefill(ids, routes, stop)?;
-        self.take_profile();
-        self.put_profile(profile);
         Ok(Floors { drive_s, compute_s })
     }
 
@@ -199,15 +142,6 @@ impl Engine {
             store.keep_needed(true);
         }
         Ok(self.counted())
-    }
-
-    fn counted(&mut self) -> Counted {
-        let rows = self.model.row_counts();
-        let (counts, exposed_wait_s) = match self.model.streaming() {
-            Some(store) => (*store.counts(), store.exposed_wait().as_secs_f64()),
-            None => (Counts::default(), 0.0),
-        };
-        Counted { counts, exposed_wait_s, rows }
     }
 
     /// Operations that a prompt of so many tokens asks for.
@@ -225,10 +159,4 @@ impl Engine {
         result?;
         Ok(wall_s)
     }
-}
-
-struct Counted {
-    counts: Counts,
-    exposed_wait_s: f64,
-    rows: strata_store::RowCounts,
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use strata_backend::Field;
 use strata_gguf::Gguf;
-use strata_model::qwen4exp::{LayerView, Moment, Observer, Options, Rows, RowsWhen, Streaming};
+use strata_model::qwen4exp::{LayerView, Moment, Observer, Options, Rows, RowsWhen, Streaming, Unobserved};
 use strata_store::Lookahead;
 use strata_store::reads::faulty::{Fault, Faults, Rule};
 use strata_store::reads::{self, ReaderKind};
@@ -251,6 +251,39 @@ fn everything_that_is_computed_is_the_same() {
                 assert!(a == b, "{name} of layer {layer}: {way:?}");
             }
             assert!(other == whole && other_logits == logits, "{way:?}");
+        }
+    }
+}
+
+/// Tokens one by one, with a slow drive, so that some experts are read ahead in time, some too late, and some in vain.
+#[test]
+fn tokens_one_by_one_are_the_same_whatever_is_read_ahead() {
+    for (bed, tokens) in [(mini(64), 24), (reference("moe8ple"), 12)] {
+        let experts = bed.experts();
+        let (context, ids) = bed.ids.split_at(bed.ids.len() - tokens);
+        let decode = |model: &mut strata_model::qwen4exp::Model| {
+            let (mut sequence, mut logits) = (model.new_sequence().unwrap(), Vec::new());
+            for piece in std::iter::once(context).chain(ids.chunks(1)) {
+                model.forward(&mut sequence, piece, Rows::Last, &mut logits, &mut Unobserved).unwrap();
+            }
+            logits.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+        };
+        let expected = decode(&mut bed.open(2, Options::default(), &Faults::default()).0);
+        for lookahead in [Lookahead::Off, Lookahead::Profile, Lookahead::Router] {
+            for (slots, bytes_per_second) in [(Slots::Smallest, 2e9), (Slots::Quarter, 0.5e9), (Slots::Quarter, 2e9)] {
+                let faults = late(Duration::from_micros(200));
+                faults.slow_down(Some(bytes_per_second));
+                let way = Way { slots, lookahead, ..BASE };
+                let mut model = bed.open(2, options(&way, experts, &[]), &faults).0;
+                assert!(decode(&mut model) == expected, "{way:?}, {bytes_per_second} B/s");
+                let counts = *model.streaming().unwrap().counts();
+                let forecast = counts.forecast;
+                assert_eq!(forecast.named > 0, lookahead == Lookahead::Router, "{way:?}: {forecast:?}");
+                assert!(forecast.right <= forecast.named.min(forecast.missing), "{way:?}: {forecast:?}");
+                // More tokens than one need what the forecast names: it is better than chance.
+                let by_chance = experts.1 as f64 / (experts.0 / model.config().layers) as f64;
+                assert!(forecast.precision().is_none_or(|part| part > by_chance), "{way:?}: {forecast:?}");
+            }
         }
     }
 }

@@ -162,6 +162,12 @@ impl ExpertStore for Watched {
         self.store.forecast(layer, experts);
     }
 
+    fn forecast_ranked(&mut self, layer: u32, experts: &[u32]) {
+        let ids = experts.iter().map(|index| ExpertId { layer, index: *index });
+        self.seen.with(|events| events.forecast.extend(ids));
+        self.store.forecast_ranked(layer, experts);
+    }
+
     fn wants_forecast(&self) -> bool {
         self.store.wants_forecast()
     }

@@ -1,4 +1,4 @@
-//! A port that lets drives fail, for tests.
+//! A port that lets drives fail or be slow, for tests.
 //!
 //! Promises: the same seed, rules and reads give the same faults, but for the order and time in which reads end, which
 //! depend on the port below. What is reported as read is what that port read. Faults can change while a port reads.
@@ -50,6 +50,10 @@ struct State {
     rules: Vec<Rule>,
     /// Whether the system refuses to read at all.
     refuses: bool,
+    /// Bytes a second of a slow drive, which carries out one read after the other.
+    bytes_per_second: Option<f64>,
+    /// When that drive has done all that it was given.
+    idle_from: Option<Instant>,
     /// Counts how often the rules were changed.
     changes: u64,
 }
@@ -65,6 +69,23 @@ impl Faults {
     /// From now on the system refuses to read at all, or does so no more.
     pub fn refuse(&self, refuses: bool) {
         self.state().refuses = refuses;
+    }
+
+    /// From now on all reads together bring no more than so many bytes a second, as if from one drive that carries out one
+    /// after the other; `None`: as many as there are.
+    pub fn slow_down(&self, bytes_per_second: Option<f64>) {
+        let mut state = self.state();
+        (state.bytes_per_second, state.idle_from) = (bytes_per_second, None);
+    }
+
+    /// When the slow drive, if it is one, has done a read that is started now.
+    fn done_at(&self, len_bytes: usize) -> Option<Instant> {
+        let mut state = self.state();
+        let seconds = len_bytes as f64 / state.bytes_per_second?;
+        let now = Instant::now();
+        let begin = state.idle_from.map_or(now, |idle_from| idle_from.max(now));
+        state.idle_from = Some(begin + Duration::from_secs_f64(seconds));
+        state.idle_from
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -83,6 +104,8 @@ pub struct Faulty {
     random: u64,
     /// Of each read under way, what it is to become; by id.
     planned: Vec<Option<Fault>>,
+    /// Of each read under way, when it may end at the earliest; by id.
+    not_before: Vec<Option<Instant>>,
     /// Ends that are held back.
     late: Vec<(Instant, Ended)>,
     /// Reads under way in the port below.
@@ -96,10 +119,11 @@ impl Faulty {
     /// `inner` with these faults.
     pub fn new(inner: Box<dyn Port>, seed: u64, faults: &Faults) -> Self {
         let planned = vec![None; inner.depth()];
+        let not_before = vec![None; inner.depth()];
         // Small seeds begin with small numbers: they are spread.
         let random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
         let (faults, changes) = (faults.clone(), faults.state().changes);
-        Self { inner, faults, random, planned, late: Vec::new(), inside: 0, stuck: Vec::new(), changes }
+        Self { inner, faults, random, planned, not_before, late: Vec::new(), inside: 0, stuck: Vec::new(), changes }
     }
 
     /// A number below `limit`.
@@ -159,6 +183,7 @@ impl Faulty {
             Some(Fault::Late(most)) => now + Duration::from_nanos(self.below(most.as_nanos() as u64)),
             _ => now,
         };
+        let due = self.not_before[id as usize].take().map_or(due, |not_before| due.max(not_before));
         self.late.push((due, Ended { id, result }));
     }
 }
@@ -184,6 +209,7 @@ impl Port for Faulty {
             Some(Fault::Stuck) => self.stuck.push(read),
             fault => {
                 self.planned[id as usize] = fault;
+                self.not_before[id as usize] = self.faults.done_at(read.len_bytes);
                 self.inside += 1;
                 // SAFETY: this function's own contract.
                 unsafe { self.inner.start(read) };

@@ -56,6 +56,42 @@ impl IndexMut<Class> for ByClass {
     }
 }
 
+/// Forecasts for single rows, as far as they were of experts that were not in memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Forecasts {
+    /// Experts that they named.
+    pub named: u64,
+    /// Of these, those that the layer demanded.
+    pub right: u64,
+    /// Experts that the forecast layers demanded and that were not in memory before the pass.
+    pub missing: u64,
+}
+
+impl Forecasts {
+    /// The part of what was named that was demanded; `None`: nothing was named.
+    pub fn precision(&self) -> Option<f64> {
+        (self.named > 0).then(|| self.right as f64 / self.named as f64)
+    }
+
+    /// The part of what was missing that was named before it was demanded; `None`: nothing was missing.
+    pub fn recall(&self) -> Option<f64> {
+        (self.missing > 0).then(|| self.right as f64 / self.missing as f64)
+    }
+}
+
+/// What has come since `earlier` forecasts.
+impl Sub for Forecasts {
+    type Output = Self;
+
+    fn sub(self, earlier: Self) -> Self {
+        Self {
+            named: self.named - earlier.named,
+            right: self.right - earlier.right,
+            missing: self.missing - earlier.missing,
+        }
+    }
+}
+
 /// Counts since the scheduler was made; they only grow.
 ///
 /// A *look-up* is one distinct expert that a layer of a pass demands, judged when the layer is closed. The bytes that a
@@ -64,7 +100,8 @@ impl IndexMut<Class> for ByClass {
 pub struct Counts {
     /// Look-ups of experts that were in memory without a read by this pass.
     pub resident: Tally,
-    /// Look-ups whose read was queued by a forecast, or had been started, when the layer was closed.
+    /// Look-ups whose read was queued by a forecast, or had been started, when the layer was closed; in a pass of a few
+    /// rows, started by a forecast.
     pub ahead: Tally,
     /// All other look-ups.
     pub missed: Tally,
@@ -76,4 +113,6 @@ pub struct Counts {
     pub failed: ByClass,
     /// Resident records that gave way to another.
     pub evictions: u64,
+    /// Forecasts for single rows, and what became of them.
+    pub forecast: Forecasts,
 }

@@ -54,6 +54,7 @@ impl Scheduler {
                 }
                 Need::Nothing | Need::Demand | Need::Served => {}
             }
+            self.list(number);
         }
     }
 
@@ -70,7 +71,7 @@ impl Scheduler {
         if let Some(id) = ids().find(|id| self.number(*id).is_none()) {
             return Err(StoreError::NoSuchExpert(id));
         }
-        let first = self.numbers(layer).start;
+        let first = layer * self.limits.experts;
         for Demand { expert, tokens } in experts {
             let number = first + expert;
             let expert = &mut self.experts[number as usize];
@@ -96,6 +97,10 @@ impl Scheduler {
                     }
                 }
             }
+            self.list(number);
+        }
+        if self.ahead.is_of(layer) {
+            self.judge_choices(layer);
         }
         Ok(())
     }
@@ -108,7 +113,9 @@ impl Scheduler {
     pub fn close(&mut self, layer: u32) {
         assert!(self.is_in_pass && layer == self.layer && !self.is_closed, "layer {layer} is not open");
         self.is_closed = true;
-        for number in self.numbers(layer) {
+        self.wanted[layer as usize].sort_unstable();
+        for at in 0..self.wanted[layer as usize].len() {
+            let number = self.wanted[layer as usize][at];
             match self.experts[number as usize].need {
                 Need::Nothing => {}
                 Need::Forecast => self.drop_need(number),
@@ -121,18 +128,23 @@ impl Scheduler {
     fn count_lookup(&mut self, number: u32) {
         let expert = &self.experts[number as usize];
         let record_bytes = self.record_bytes(number);
-        let kind = match expert.slot.map(|slot| &self.slots[slot as usize]) {
-            Some(slot)
-                if slot.state == SlotState::Resident
-                    && (slot.read_in_pass != self.pass || slot.class == Class::HotSet) =>
-            {
-                &mut self.counts.resident
+        let kind = match expert.slot {
+            Some(slot) if self.is_resident(number) && !self.is_of_this_pass(slot) => {
+                self.counts.resident += record_bytes;
+                return;
+            }
+            // A few rows are routed at once: what they demand is never read before that.
+            Some(slot) if self.kind == PassKind::Decode && self.slots[slot as usize].class == Class::Demand => {
+                &mut self.counts.missed
             }
             Some(_) => &mut self.counts.ahead,
             None if expert.is_forecast => &mut self.counts.ahead,
             None => &mut self.counts.missed,
         };
         *kind += record_bytes;
+        if self.kind == PassKind::Decode {
+            self.ahead.add_needed(record_bytes);
+        }
     }
 
     /// All experts of the layer at hand were handed out: the next layer is at hand.
@@ -142,7 +154,7 @@ impl Scheduler {
     pub fn layer_done(&mut self, layer: u32) {
         assert!(self.is_in_pass && layer == self.layer && self.is_closed, "layer {layer} is not closed");
         assert_eq!(self.outstanding, 0, "experts of layer {layer} that were not handed out");
-        self.numbers(layer).for_each(|number| self.drop_need(number));
+        self.drop_wanted(layer);
         self.layer += 1;
         self.is_closed = false;
     }
@@ -158,9 +170,11 @@ impl Scheduler {
 
     /// The pass, if there is one, is given up. Reads under way go on, and slots that are out must still be given back.
     pub fn abandon(&mut self) {
-        for number in 0..self.experts.len() as u32 {
-            self.drop_need(number);
+        for layer in 0..self.wanted.len() as u32 {
+            self.wanted[layer as usize].sort_unstable();
+            self.drop_wanted(layer);
         }
+        self.ahead.end_pass();
         self.unread_ahead.fill(0);
         self.unread_demand = 0;
         self.outstanding = 0;
@@ -169,8 +183,18 @@ impl Scheduler {
         self.is_closed = false;
     }
 
+    /// The pass needs no expert of a layer any more.
+    fn drop_wanted(&mut self, layer: u32) {
+        for at in 0..self.wanted[layer as usize].len() {
+            let number = self.wanted[layer as usize][at];
+            self.drop_need(number);
+            self.experts[number as usize].is_listed = false;
+        }
+        self.wanted[layer as usize].clear();
+    }
+
     /// The pass needs an expert no more.
-    fn drop_need(&mut self, number: u32) {
+    pub(super) fn drop_need(&mut self, number: u32) {
         let expert = &mut self.experts[number as usize];
         let was = std::mem::replace(&mut expert.need, Need::Nothing);
         expert.is_forecast = false;
@@ -180,7 +204,7 @@ impl Scheduler {
         }
     }
 
-    fn settle_if_resident(&mut self, slot: u32) {
+    pub(super) fn settle_if_resident(&mut self, slot: u32) {
         if self.slots[slot as usize].state == SlotState::Resident {
             self.settle(slot);
         }

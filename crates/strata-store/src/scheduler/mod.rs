@@ -10,6 +10,7 @@
 //! A read is decided when it is pulled, never before. So nothing waits in the order in which it was asked for: demand
 //! overtakes read-ahead, and read-ahead that turns out not to be needed is dropped, without any queue.
 
+mod ahead;
 mod chains;
 mod counts;
 mod events;
@@ -20,9 +21,10 @@ use std::collections::VecDeque;
 
 use thiserror::Error;
 
-pub use counts::{ByClass, Counts, Tally};
+pub use counts::{ByClass, Counts, Forecasts, Tally};
 
 use crate::ExpertId;
+use ahead::Ahead;
 use chains::Chains;
 
 /// The fixed sizes of a scheduler.
@@ -162,6 +164,8 @@ struct Expert {
     tokens: u32,
     /// A forecast asked for it in this pass, before it was demanded.
     is_forecast: bool,
+    /// It is in the list of what its layer wants.
+    is_listed: bool,
     is_hot: bool,
     /// The pass in which its read failed last.
     failed_in_pass: Option<u64>,
@@ -211,6 +215,8 @@ pub struct Scheduler {
     limits: Limits,
     /// `[layers][experts]`.
     experts: Vec<Expert>,
+    /// For each layer, the experts that the pass demands, expects, or did so; from when the layer is closed in order.
+    wanted: Vec<Vec<u32>>,
     slots: Vec<Slot>,
     chains: Chains,
     /// The resident ones of the hot set, in the one chain that there is, the coldest first.
@@ -242,6 +248,7 @@ pub struct Scheduler {
     failed: VecDeque<u32>,
     /// Rows that must be expected to need an expert before it is read ahead.
     forecast_min: u32,
+    ahead: Ahead,
     counts: Counts,
 }
 
@@ -268,6 +275,7 @@ impl Scheduler {
             need: Need::Nothing,
             tokens: 0,
             is_forecast: false,
+            is_listed: false,
             is_hot: false,
             failed_in_pass: None,
             slot: None,
@@ -282,8 +290,10 @@ impl Scheduler {
             is_unused: false,
         };
         let slots = limits.slots as usize;
+        let token_bytes = limits.record_bytes.iter().sum::<u64>() * u64::from(limits.top_k);
         let mut scheduler = Self {
             experts: vec![expert; experts],
+            wanted: std::iter::repeat_with(|| Vec::with_capacity(limits.experts as usize)).take(layers).collect(),
             slots: vec![slot; slots],
             chains: Chains::new(chain::COUNT, slots),
             hot: Chains::new(1, slots),
@@ -303,6 +313,7 @@ impl Scheduler {
             unread_ahead: vec![0; layers],
             failed: VecDeque::with_capacity(limits.experts as usize),
             forecast_min: 1,
+            ahead: Ahead::new(layers, token_bytes),
             counts: Counts::default(),
             limits,
         };
@@ -334,7 +345,7 @@ impl Scheduler {
         if layer as usize >= self.limits.record_bytes.len() {
             return 0;
         }
-        let experts = self.numbers(layer).map(|number| &self.experts[number as usize]);
+        let experts = self.wanted[layer as usize].iter().map(|number| &self.experts[*number as usize]);
         let is_unread = |expert: &&Expert| {
             expert.need == Need::Forecast && expert.slot.is_none() && expert.tokens >= self.forecast_min
         };
@@ -366,9 +377,8 @@ impl Scheduler {
     }
 
     /// Whether an expert is in memory.
-    pub fn is_resident(&self, id: ExpertId) -> bool {
-        let slot = self.number(id).and_then(|number| self.experts[number as usize].slot);
-        slot.is_some_and(|slot| self.slots[slot as usize].state == SlotState::Resident)
+    pub fn holds(&self, id: ExpertId) -> bool {
+        self.number(id).is_some_and(|number| self.is_resident(number))
     }
 
     /// Slots that the arena has.
@@ -396,9 +406,23 @@ impl Scheduler {
         ExpertId { layer: number / self.limits.experts, index: number % self.limits.experts }
     }
 
-    /// Places in the table of the experts of a layer.
-    fn numbers(&self, layer: u32) -> std::ops::Range<u32> {
-        layer * self.limits.experts..(layer + 1) * self.limits.experts
+    /// Puts an expert on the list of what its layer wants.
+    fn list(&mut self, number: u32) {
+        let layer = self.id(number).layer as usize;
+        if !std::mem::replace(&mut self.experts[number as usize].is_listed, true) {
+            self.wanted[layer].push(number);
+        }
+    }
+
+    fn is_resident(&self, number: u32) -> bool {
+        let slot = self.experts[number as usize].slot;
+        slot.is_some_and(|slot| self.slots[slot as usize].state == SlotState::Resident)
+    }
+
+    /// Whether what is in a slot, or on its way there, was read for the pass at hand.
+    fn is_of_this_pass(&self, slot: u32) -> bool {
+        let slot = &self.slots[slot as usize];
+        slot.read_in_pass == self.pass && slot.class != Class::HotSet
     }
 
     fn record_bytes(&self, number: u32) -> u64 {

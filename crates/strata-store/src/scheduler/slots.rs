@@ -28,8 +28,12 @@ impl Scheduler {
     }
 
     fn next_ahead(&self) -> Option<u32> {
-        let layer = self.unread_ahead.iter().position(|unread| *unread > 0)?;
-        self.most_wanted(layer as u32, Need::Forecast, self.forecast_min)
+        let layer = self.unread_ahead.iter().position(|unread| *unread > 0)? as u32;
+        if self.ahead.is_of(layer) {
+            self.next_choice(layer)
+        } else {
+            self.most_wanted(layer, Need::Forecast, self.forecast_min)
+        }
     }
 
     /// The member of the hot set to be loaded next.
@@ -45,17 +49,13 @@ impl Scheduler {
         None
     }
 
-    /// Of the layer's experts with this need and no slot, the one that most tokens wait for, at least so many.
+    /// Of the layer's experts with this need and no slot, the one that most tokens wait for, at least so many; the lower
+    /// index among equals.
     fn most_wanted(&self, layer: u32, need: Need, least_tokens: u32) -> Option<u32> {
-        let mut most = None;
-        for number in self.numbers(layer) {
-            let expert = &self.experts[number as usize];
-            let is_candidate = expert.need == need && expert.slot.is_none() && expert.tokens >= least_tokens;
-            if is_candidate && most.is_none_or(|(_, tokens)| expert.tokens > tokens) {
-                most = Some((number, expert.tokens));
-            }
-        }
-        most.map(|(number, _)| number)
+        let experts = self.wanted[layer as usize].iter().map(|number| (*number, &self.experts[*number as usize]));
+        let candidates =
+            experts.filter(|(_, expert)| expert.need == need && expert.slot.is_none() && expert.tokens >= least_tokens);
+        candidates.max_by_key(|(number, expert)| (expert.tokens, std::cmp::Reverse(*number))).map(|(number, _)| number)
     }
 
     /// Gives a slot to the expert's record, if one can be had.
@@ -263,6 +263,9 @@ impl Scheduler {
             let (number, class) = (slot.expert, slot.class);
             let record_bytes = self.record_bytes(number);
             self.counts.wasted[class] += record_bytes;
+            if (self.kind, class) == (PassKind::Decode, Class::ReadAhead) {
+                self.ahead.add_wasted(record_bytes);
+            }
         }
     }
 }

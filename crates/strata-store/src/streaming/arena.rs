@@ -67,6 +67,15 @@ impl Arena {
         self.places.retain(|_| !retired.contains(&slot.next().expect("endless")));
     }
 
+    /// The memory of all areas.
+    ///
+    /// # Safety
+    /// Nobody writes to it meanwhile: no read is under way.
+    pub(super) unsafe fn memory(&self) -> impl Iterator<Item = &[u8]> {
+        // SAFETY: this function's own contract.
+        self.areas.iter().map(|area| unsafe { area.bytes(0..area.len_bytes()) })
+    }
+
     /// The area of a slot, and where in it the slot begins.
     fn place(&self, slot: u32) -> (&Arc<Area>, usize) {
         let slot = self.places[slot as usize] as usize;

@@ -39,11 +39,32 @@ impl StreamingStore {
     /// # Errors
     /// When reads under way do not end.
     pub fn start_over(&mut self) -> Result<(), StoreError> {
-        self.settle()?;
         self.profile = self.usage.clone();
-        self.scheduler = scheduler(&self.records, self.slots(), self.options, &self.profile)?;
+        self.forget_all()
+    }
+
+    /// Forgets everything that is in the arena: the hot set that the profile says is to be loaded anew. What was learned
+    /// of forecasts is kept.
+    ///
+    /// # Errors
+    /// When reads under way do not end.
+    pub fn forget_all(&mut self) -> Result<(), StoreError> {
+        self.settle()?;
+        let mut scheduler = scheduler(&self.records, self.slots(), self.options, &self.profile)?;
+        std::mem::swap(&mut scheduler, &mut self.scheduler);
+        self.scheduler.learn_from(scheduler);
         self.arena.renumber();
         Ok(())
+    }
+
+    /// The memory of all slots, once no read is under way: for measuring how fast memory can be read.
+    ///
+    /// # Errors
+    /// When reads under way do not end.
+    pub fn memory(&mut self) -> Result<impl Iterator<Item = &[u8]>, StoreError> {
+        self.settle()?;
+        // SAFETY: only reads write there. None is under way, and none is started while the store is borrowed.
+        Ok(unsafe { self.arena.memory() })
     }
 
     /// From now on the arena has only so many slots; with as many as there are, or more, nothing changes. The coldest

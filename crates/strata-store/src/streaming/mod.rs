@@ -8,6 +8,7 @@
 mod arena;
 mod between;
 mod fake;
+mod pace;
 mod usage;
 
 use std::sync::Arc;
@@ -15,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use arena::Arena;
 use fake::Fake;
+use pace::Pace;
 pub use usage::Usage;
 
 use crate::reads::{Done, ReadQueue};
@@ -90,6 +92,7 @@ pub struct StreamingStore {
     exposed_wait: Duration,
     /// When the layer at hand began, and the wait up to then.
     layer_began: (Instant, Duration),
+    pace: Pace,
     fake: Option<Fake>,
     timeline: Timeline,
     /// Places of reads under way, for the timeline.
@@ -109,13 +112,6 @@ struct Filling {
     since: Instant,
     lane: u16,
 }
-
-/// While computation waits for nothing, experts that fewer rows are expected to need are not read ahead: a third of the
-/// guesses that rest on one row are wrong, a fifth of those on two (docs/streaming.md), and those that are right are still in
-/// time when they are demanded.
-const SURE_TOKENS: u32 = 3;
-/// The part of a layer's time from which on computation counts as waiting.
-const WAITING_PART: f64 = 0.01;
 
 /// Rows of experts that are handed out at a time: a few tens of milliseconds of work for a processor, so that threads
 /// seldom wait for each other, and the drive is still looked after in time.
@@ -153,6 +149,7 @@ impl StreamingStore {
         assert!(queue.room() >= Self::queue_depth(options.depth), "room for the parts of all records on their way");
         let arena = Arena::new(&records, areas);
         let scheduler = scheduler(&records, arena.slots(), options, &profile)?;
+        let layers = records.layers.len();
         let since = Instant::now();
         let filling = || Filling { read: None, parts: 0, error: None, pass: 0, since, lane: 0 };
         Ok(Self {
@@ -171,6 +168,7 @@ impl StreamingStore {
             needed: None,
             exposed_wait: Duration::ZERO,
             layer_began: (since, Duration::ZERO),
+            pace: Pace::new(layers),
             fake: None,
             timeline: Timeline::off(),
             free_lanes: (0..options.depth as u16).rev().collect(),
@@ -201,7 +199,7 @@ impl StreamingStore {
 
     /// Whether an expert is in memory.
     pub fn holds(&self, expert: ExpertId) -> bool {
-        self.scheduler.is_resident(expert)
+        self.scheduler.holds(expert)
     }
 
     /// How it reads, for people.
@@ -240,7 +238,9 @@ impl StreamingStore {
         if self.refused.is_some() {
             return;
         }
-        if let Err(error) = self.collect(false).and_then(|()| self.start_reads()) {
+        let collected = self.collect(false);
+        self.look_at_pace();
+        if let Err(error) = collected.and_then(|()| self.start_reads()) {
             self.refused = Some(error);
         }
     }
@@ -352,6 +352,7 @@ impl ExpertStore for StreamingStore {
         self.pass += 1;
         self.kind = kind;
         self.layer_began = (Instant::now(), self.exposed_wait);
+        self.pace.begin_pass();
         self.scheduler.set_forecast_min(self.options.forecast_min);
         self.failures.clear();
         // What was refused for an earlier pass may be granted now.
@@ -377,7 +378,11 @@ impl ExpertStore for StreamingStore {
             fake.demand(experts);
             return Ok(());
         }
+        let is_idle = self.queue.under_way() == 0;
         self.scheduler.demand(layer, experts)?;
+        if self.kind == PassKind::Decode {
+            self.pace.demanded(layer, self.scheduler.missing(), is_idle, Instant::now());
+        }
         self.usage.add(layer, experts);
         self.pump();
         Ok(())
@@ -386,6 +391,13 @@ impl ExpertStore for StreamingStore {
     fn forecast(&mut self, layer: u32, experts: &[Demand]) {
         if self.fake.is_none() {
             self.scheduler.forecast(layer, experts);
+            self.pump();
+        }
+    }
+
+    fn forecast_ranked(&mut self, layer: u32, experts: &[u32]) {
+        if self.fake.is_none() {
+            self.scheduler.forecast_ranked(layer, experts);
             self.pump();
         }
     }
@@ -449,6 +461,7 @@ impl ExpertStore for StreamingStore {
             let end = Instant::now();
             self.exposed_wait += end - start;
             self.timeline.span(Lane::Waits, "experts", Some(layer), start, end);
+            self.pace.waited();
             result?;
         }
     }
@@ -490,17 +503,6 @@ impl ExpertStore for StreamingStore {
 }
 
 impl StreamingStore {
-    /// A layer of a prompt is done: whether it waited says whether the drive has time for guesses that are less sure.
-    fn judge_forecasts(&mut self) {
-        let (began, waited) = self.layer_began;
-        let now = Instant::now();
-        self.layer_began = (now, self.exposed_wait);
-        let waits = (self.exposed_wait - waited).as_secs_f64() > WAITING_PART * (now - began).as_secs_f64();
-        let is_prompt = self.kind == PassKind::Prompt;
-        let least = if is_prompt && !waits { SURE_TOKENS } else { 1 };
-        self.scheduler.set_forecast_min(self.options.forecast_min.max(least));
-    }
-
     /// Why a record could not be read.
     fn failure(&mut self, expert: ExpertId) -> StoreError {
         let at = self.failures.iter().position(|(id, _)| *id == expert).expect("a failed read has a reason");

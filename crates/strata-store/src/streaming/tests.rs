@@ -196,6 +196,61 @@ fn field_report_17_18_all_that_is_missing_is_on_its_way_at_once_and_in_whole_par
 }
 
 #[test]
+fn what_a_token_misses_is_on_its_way_at_once_before_any_guess() {
+    let mut bed = Bed::usual(12);
+    // Passes from which the pace is learned.
+    (0..3).for_each(|_| bed.pass(PassKind::Decode, &[0, 1]).unwrap());
+    bed.store.settle().unwrap();
+    bed.store.clear_ring().unwrap();
+    bed.files.hold(true);
+    bed.files.take_reads();
+    bed.store.begin_pass(PassKind::Decode);
+    bed.store.demand(0, &[7, 5].map(|expert| Demand { expert, tokens: 1 })).unwrap();
+    let parts = |expert: u32| bed.records.layers[0].parts.each_ref().map(|part| part.range(expert).offset as usize);
+    let pages = |offset: usize| offset / PAGE_BYTES * PAGE_BYTES;
+    let expected: Vec<_> = [parts(5), parts(7)].concat().into_iter().map(pages).collect();
+    let started: Vec<_> = bed.files.take_reads().into_iter().map(|(_, range)| range.start).collect();
+    assert_eq!(started, expected);
+    bed.store.forecast_ranked(1, &[3, 4]);
+    bed.store.close(0);
+    bed.store.poll();
+    assert_eq!(bed.files.take_reads(), [], "there is room for a third record, but two are missing");
+    bed.files.hold(false);
+    let mut slots = Vec::new();
+    while bed.store.scheduler.outstanding() > 0 {
+        bed.store.ready(0, &mut slots).unwrap();
+    }
+    slots.drain(..).for_each(|slot| bed.store.release(slot));
+    bed.store.ready(0, &mut slots).unwrap();
+    assert!(slots.is_empty());
+    // Whether there was time for a guess or not, what is demanded comes.
+    assert_eq!(bed.serve(1, &[3, 9]).unwrap().len(), 2);
+    bed.store.end_pass();
+    let forecast = bed.store.counts().forecast;
+    assert_eq!((forecast.named, forecast.right, forecast.missing), (2, 1, 2));
+}
+
+#[test]
+fn what_is_forgotten_comes_back_as_the_profile_says() {
+    let mut bed = Bed::usual(12);
+    (0..4).for_each(|_| bed.pass(PassKind::Decode, &[6, 9]).unwrap());
+    bed.store.start_over().unwrap();
+    bed.store.load_hot_set(&mut |_, _| true).unwrap();
+    let hot_set = |bed: &Bed| bed.store.scheduler.hot_set().collect::<std::collections::BTreeSet<_>>();
+    let hot = hot_set(&bed);
+    // Other experts take their places, and what is used changes.
+    (0..4).for_each(|_| bed.pass(PassKind::Decode, &[1, 2]).unwrap());
+    assert_ne!(hot_set(&bed), hot);
+    bed.store.forget_all().unwrap();
+    assert_eq!(bed.store.resident(), 0);
+    bed.store.load_hot_set(&mut |_, _| true).unwrap();
+    assert_eq!(hot_set(&bed), hot);
+    // All that was ever written to is there to be looked at.
+    let bytes: usize = bed.store.memory().unwrap().map(<[u8]>::len).sum();
+    assert_eq!(bytes, StreamingStore::area_bytes(&bed.records, 12).iter().sum::<usize>());
+}
+
+#[test]
 fn a_slot_is_not_what_it_was_when_it_holds_another_record() {
     let mut bed = Bed::usual(8);
     // By slot, the record that was in it last, and the generation.

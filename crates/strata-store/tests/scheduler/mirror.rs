@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use strata_store::scheduler::{Class, Counts, Limits, Outcome, PassKind, Read, SlotId};
+use strata_store::scheduler::{Class, Counts, Forecasts, Limits, Outcome, PassKind, Read, SlotId};
 use strata_store::{Demand, ExpertId};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -41,6 +41,15 @@ pub(crate) struct Mirror {
     forecast: BTreeMap<ExpertId, u32>,
     /// What was expected in this pass before it was demanded, and has not given way since.
     was_forecast: BTreeSet<ExpertId>,
+    /// What the only row is expected to need of a layer.
+    ranked: BTreeSet<ExpertId>,
+    /// Records that the drive is said to have time for.
+    pub(crate) idle_records: f64,
+    /// Of forecasts for single rows: experts that were not in memory, those that were demanded, and what was missing of
+    /// the layers that they were for.
+    named: BTreeSet<ExpertId>,
+    forecast_layer: Option<u32>,
+    forecasts: [u64; 3],
     /// Experts that failed in this pass, and reads in it.
     failed: BTreeSet<ExpertId>,
     reads_in_pass: BTreeMap<ExpertId, u32>,
@@ -77,6 +86,11 @@ impl Mirror {
             served: BTreeSet::new(),
             forecast: BTreeMap::new(),
             was_forecast: BTreeSet::new(),
+            ranked: BTreeSet::new(),
+            idle_records: 0.0,
+            named: BTreeSet::new(),
+            forecast_layer: None,
+            forecasts: [0; 3],
             failed: BTreeSet::new(),
             reads_in_pass: BTreeMap::new(),
             hot: BTreeSet::new(),
@@ -115,10 +129,39 @@ impl Mirror {
         }
     }
 
+    pub(crate) fn forecast_ranked(&mut self, layer: u32, experts: &[u32]) {
+        let ids = experts.iter().map(|index| ExpertId { layer, index: *index });
+        self.ranked = ids.filter(|id| id.index < self.limits.experts && !self.failed.contains(id)).collect();
+        self.named = self.ranked.iter().copied().filter(|id| self.holder(*id).is_none()).collect();
+        self.forecast_layer = Some(layer);
+    }
+
+    /// A single row's demand is whole: what else was expected of the layer is not any more.
+    fn judge(&mut self) {
+        self.forecast_layer = None;
+        let ids = self.demanded.keys().map(|index| ExpertId { layer: self.layer, index: *index });
+        let demanded: BTreeSet<_> = ids.collect();
+        let is_missing = |id: &&ExpertId| match self.holder(**id) {
+            Some(held) if held.content == Content::Filled => {
+                held.read_in_pass == self.pass && held.class != Class::HotSet
+            }
+            _ => !self.failed.contains(id),
+        };
+        let missing = demanded.iter().filter(is_missing).count();
+        let right = self.named.intersection(&demanded).count();
+        let counts = [self.named.len(), right, missing];
+        self.forecasts.iter_mut().zip(counts).for_each(|(all, more)| *all += more as u64);
+        self.named.clear();
+        self.ranked.clear();
+    }
+
     pub(crate) fn demand(&mut self, experts: &[Demand]) {
         for Demand { expert, tokens } in experts {
             *self.demanded.entry(*expert).or_insert(0) += tokens;
             self.forecast.remove(&ExpertId { layer: self.layer, index: *expert });
+        }
+        if self.forecast_layer == Some(self.layer) {
+            self.judge();
         }
     }
 
@@ -129,6 +172,7 @@ impl Mirror {
             let kind = match self.holder(id) {
                 Some(held) if held.content == Content::Filled && held.read_in_pass != self.pass => 0,
                 Some(held) if held.content == Content::Filled && held.class == Class::HotSet => 0,
+                Some(held) if held.class == Class::Demand && self.kind == PassKind::Decode => 2,
                 Some(_) => 1,
                 None if self.was_forecast.contains(&id) => 1,
                 None => 2,
@@ -166,6 +210,16 @@ impl Mirror {
         });
         match read.class {
             Class::Demand => assert_eq!(demand, Some(read.expert), "demand with most tokens first"),
+            Class::ReadAhead if self.ranked.contains(&read.expert) && !self.forecast.contains_key(&read.expert) => {
+                let is_missing = |index: &&u32| {
+                    let held = self.holder(ExpertId { layer: self.layer, index: **index });
+                    !self.served.contains(*index) && held.is_none_or(|held| held.content == Content::Filling)
+                };
+                let missing = self.demanded.keys().filter(is_missing);
+                let failed = |index: &&u32| self.failed.contains(&ExpertId { layer: self.layer, index: **index });
+                assert_eq!(missing.filter(|index| !failed(index)).count(), 0, "a guess while demand is missing");
+                assert!(f64::from(self.in_flight - 1) < self.idle_records, "a guess for which there is no time");
+            }
             Class::ReadAhead => {
                 assert_eq!(demand, None, "demand goes first");
                 assert_eq!(unread.find_map(|best| best), Some(read.expert), "the nearest layer, most tokens first");
@@ -219,6 +273,7 @@ impl Mirror {
         if held.read_in_pass == self.pass {
             self.failed.insert(held.expert);
             self.forecast.remove(&held.expert);
+            self.ranked.remove(&held.expert);
         }
     }
 
@@ -261,6 +316,9 @@ impl Mirror {
         self.start_layer(0);
         self.forecast.clear();
         self.was_forecast.clear();
+        self.ranked.clear();
+        self.named.clear();
+        self.forecast_layer = None;
     }
 
     /// The arena shrank: the hottest members that there is room for are left.
@@ -304,7 +362,8 @@ impl Mirror {
     /// What was expected and has given way is expected no more.
     fn forget(&mut self, expert: ExpertId) -> bool {
         self.was_forecast.remove(&expert);
-        self.forecast.remove(&expert).is_some()
+        let was_ranked = self.ranked.remove(&expert);
+        self.forecast.remove(&expert).is_some() || was_ranked
     }
 
     /// The hot set after any event: a prompt never changes it, decode only exchanges members.
@@ -323,6 +382,8 @@ impl Mirror {
     pub(crate) fn check_counts(&self, counts: &Counts) {
         assert_eq!([counts.resident, counts.ahead, counts.missed].map(|tally| tally.records), self.lookups);
         assert_eq!(counts.evictions, self.evictions);
+        let Forecasts { named, right, missing } = counts.forecast;
+        assert_eq!([named, right, missing], self.forecasts);
         for class in [Class::Demand, Class::ReadAhead, Class::HotSet] {
             assert_eq!(counts.read[class].records, self.read[class as usize]);
             assert_eq!(counts.failed[class].records, self.failures[class as usize]);

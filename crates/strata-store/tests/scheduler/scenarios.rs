@@ -1,6 +1,8 @@
 //! Small stories with their exact answers.
 
-use strata_store::scheduler::{ArenaTooSmall, Class, Limits, Outcome, PassKind, Read, Scheduler, SlotId, Tally};
+use strata_store::scheduler::{
+    ArenaTooSmall, Class, Forecasts, Limits, Outcome, PassKind, Read, Scheduler, SlotId, Tally,
+};
 use strata_store::{Demand, ExpertId, StoreError};
 
 use crate::simulator::{Compute, Drive, Simulator};
@@ -577,4 +579,97 @@ fn right_forecasts_reach_the_drives_floor() {
     assert!((1.0..1.02).contains(&ratio), "{ratio}");
     let (without, _) = wall_and_floor(0);
     assert!(without > 1.1, "{without}");
+}
+
+/// Passes of single tokens in which layer 0 demands nothing, and these are forecast and demanded of layer 1.
+fn single(s: &mut Scheduler, idle_records: f64, forecast: &[u32], demand: &[u32]) -> Vec<u32> {
+    s.begin_pass(PassKind::Decode);
+    layer_with(s, 0, &[], |s| s.forecast_ranked(1, forecast));
+    s.expect_idle(idle_records);
+    let started = reads(s);
+    let ahead = started.iter().map(|read| read.expert.index).collect();
+    finish(s, &started);
+    layer(s, 1, demand);
+    s.end_pass();
+    ahead
+}
+
+/// One layer from demand to the end, told something before it is closed.
+fn layer_with(s: &mut Scheduler, layer: u32, experts: &[u32], tell: impl FnOnce(&mut Scheduler)) {
+    let all: Vec<_> = experts.iter().map(|expert| (*expert, 1)).collect();
+    s.demand(layer, &demands(&all)).unwrap();
+    tell(s);
+    s.close(layer);
+    serve(s, layer);
+}
+
+#[test]
+fn guesses_of_a_single_token_are_read_by_rank_while_the_drive_has_time() {
+    let mut s = scheduler(30, 8, &[]);
+    // A half of them is believed to be right, and less when they were not: read when there is time for the other part.
+    assert_eq!(single(&mut s, 0.4, &[7, 3, 5], &[]), []);
+    assert_eq!(single(&mut s, 0.7, &[7, 3, 5], &[]), [7]);
+    assert_eq!(
+        single(&mut s, 2.4, &[6, 2, 4], &[]),
+        [6, 2],
+        "time for two of them, and for less than a half of a third"
+    );
+    let counts = s.counts();
+    assert_eq!(counts.forecast, Forecasts { named: 9, right: 0, missing: 0 });
+    assert_eq!((counts.read[Class::ReadAhead].records, counts.wasted[Class::ReadAhead].records), (3, 3));
+    assert_eq!(counts.forecast.precision(), Some(0.0));
+    assert_eq!(counts.forecast.recall(), None);
+}
+
+#[test]
+fn what_a_token_misses_is_read_before_any_guess() {
+    use Class::{Demand as D, ReadAhead as A};
+    let mut s = scheduler(30, 8, &[]);
+    s.begin_pass(PassKind::Decode);
+    s.expect_idle(9.0);
+    s.demand(0, &demands(&[(1, 1), (2, 1)])).unwrap();
+    s.forecast_ranked(1, &[4, 5]);
+    s.close(0);
+    let started = reads(&mut s);
+    assert_eq!(order(&started), [(D, 0, 1), (D, 0, 2)], "all that is missing at once, and nothing else");
+    s.read_done(started[1].slot);
+    assert_eq!((s.missing(), s.next_read()), (1, None));
+    s.read_done(started[0].slot);
+    let ahead = reads(&mut s);
+    assert_eq!((order(&ahead), s.missing()), (vec![(A, 1, 4), (A, 1, 5)], 0));
+    serve(&mut s, 0);
+    // One is on its way when it is demanded, the other for nothing; a third nobody had expected.
+    s.demand(1, &demands(&[(5, 1), (6, 1)])).unwrap();
+    s.forecast_ranked(2, &[8]);
+    s.close(1);
+    assert_eq!(order(&reads(&mut s)), [(D, 1, 6)]);
+    let counts = *s.counts();
+    assert_eq!((counts.ahead.records, counts.missed.records), (1, 3));
+    assert_eq!(counts.forecast, Forecasts { named: 2, right: 1, missing: 2 });
+    assert_eq!((counts.forecast.precision(), counts.forecast.recall()), (Some(0.5), Some(0.5)));
+}
+
+#[test]
+fn guesses_that_turn_out_wrong_are_made_no_more() {
+    let mut s = scheduler(30, 8, &[]);
+    // The first rank is always right, the second never; those of layer 1 come from memory soon.
+    let mut ahead = Vec::new();
+    for token in 0..40 {
+        let (right, wrong) = (token % 5, 5 + token % 5);
+        s.begin_pass(PassKind::Decode);
+        layer_with(&mut s, 0, &[], |s| s.forecast_ranked(1, &[right, wrong]));
+        s.expect_idle(9.0);
+        let started = reads(&mut s);
+        ahead.push(started.iter().map(|read| read.expert.index).collect::<Vec<_>>());
+        finish(&mut s, &started);
+        layer(&mut s, 1, &[right]);
+        s.end_pass();
+        s.clear_ring();
+    }
+    assert_eq!(ahead[0], [0, 5]);
+    assert!(ahead[30..].iter().all(|read| read.len() == 1 && read[0] < 5), "{ahead:?}");
+    // What one scheduler has learned, the next one knows.
+    let mut next = scheduler(30, 8, &[]);
+    next.learn_from(s);
+    assert_eq!(single(&mut next, 9.0, &[8, 9], &[8]), [8]);
 }

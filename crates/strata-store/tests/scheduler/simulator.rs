@@ -77,6 +77,10 @@ impl Simulator {
                 self.scheduler.demand(layer, &strip.demand).unwrap();
                 self.mirror.demand(&strip.demand);
                 strip.forecasts.iter().for_each(|(to, experts)| self.forecast(*to, experts));
+                if let Some((to, experts)) = &strip.ranked {
+                    self.scheduler.forecast_ranked(*to, experts);
+                    self.mirror.forecast_ranked(*to, experts);
+                }
                 self.pump();
                 assert_eq!(self.scheduler.next_outcome(), None, "not before the layer is closed");
             }
@@ -178,6 +182,9 @@ impl Simulator {
             self.retired += 1;
         }
         self.mirror.check_retired(self.limits.slots);
+        // The drive has more time or less, whatever it has done.
+        self.mirror.idle_records = self.random.below(50) as f64 / 8.0;
+        self.scheduler.expect_idle(self.mirror.idle_records);
         while let Some(read) = self.scheduler.next_read() {
             self.mirror.start(&read);
             self.reads.push(read);

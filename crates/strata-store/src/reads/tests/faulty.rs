@@ -116,3 +116,20 @@ fn a_system_that_refuses_is_told_and_may_change_its_mind() {
     queue.take(true, &mut done).unwrap();
     assert!(done.len() == 1 && done[0].result.is_ok());
 }
+
+/// A megabyte at twenty a second; less is for the drive to be slower, never faster.
+#[test]
+fn a_slow_drive_takes_its_time_and_reads_right() {
+    let (_dir, files) = files(&[FILE_BYTES]);
+    let content = std::fs::read(&files[0].0).unwrap();
+    let area = poisoned(1 << 20);
+    let faults = Faults::default();
+    faults.slow_down(Some(20e6));
+    let port = Faulty::new(open(ReaderKind::Auto, &files, std::slice::from_ref(&area), 8).unwrap(), 1, &faults);
+    let mut queue = ReadQueue::new(Box::new(port), names(&files));
+    let reads: Vec<_> = (0..40).map(|i| (range(0, i * 24_576, 24_576), i as usize * 24_576)).collect();
+    let start = Instant::now();
+    assert!(read_all(&mut queue, &area, &reads).iter().all(|done| done.result.is_ok()));
+    assert!(start.elapsed() >= Duration::from_secs_f64(40.0 * 24_576.0 / 20e6));
+    assert!(bytes(&area, 0..40 * 24_576) == &content[..40 * 24_576]);
+}
