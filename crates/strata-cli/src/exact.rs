@@ -9,7 +9,7 @@ use strata_engine::{EngineOptions, exact};
 use crate::error::CliError;
 use crate::flags::{DumpFlags, KldFlags, LogitsFlags, ParityFlags, PplFlags};
 use crate::interrupt::stoppable;
-use crate::{input, interrupt, note, setup};
+use crate::{input, interrupt, note, route, setup};
 
 pub(crate) fn logits(flags: &LogitsFlags) -> Result<(), CliError> {
     interrupt::install()?;
@@ -236,15 +236,22 @@ pub(crate) fn perplexity(flags: &PplFlags) -> Result<(), CliError> {
     let p = result?;
     let mut out = std::io::stdout().lock();
     if flags.json {
-        let line = json!({
+        let mut line = json!({
             "tokens": ids.len(), "windows": p.windows, "window_tokens": p.window_tokens,
             "perplexity_all": p.all, "perplexity_second_half": p.second_half,
         });
+        if let (Some(receipt), Some(moce)) = (&p.routes, engine.moce()) {
+            line["moce"] = route::settings_json(&moce);
+            line["routes"] = route::json(receipt);
+        }
         writeln!(out, "{line}")?;
     } else {
         writeln!(out, "{} tokens, {} windows of {}", ids.len(), p.windows, p.window_tokens)?;
         writeln!(out, "perplexity, all predictions   {:.4}", p.all)?;
         writeln!(out, "perplexity, second halves     {:.4}", p.second_half)?;
+        if let Some(table) = p.routes.as_ref().and_then(|receipt| route::table(&engine, receipt)) {
+            writeln!(out, "routes of second halves       {table}")?;
+        }
     }
     Ok(())
 }

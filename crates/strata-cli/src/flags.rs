@@ -10,6 +10,7 @@ pub(crate) use self::drafts::{DraftFlag, DraftFlags, NormFlag};
 pub(crate) use self::plan::{PlanFlags, gib};
 pub(crate) use self::probe::ProbeFlags;
 pub(crate) use self::report::ReportFlags;
+pub(crate) use self::route::{RouteFlag, RouteFlags};
 pub(crate) use self::sim::{
     HotFlag, SimFlags, SimMachineFlags, SimPolicyFlags, SimTextFlags, TraceCommand, TraceRecordFlags, TraceReplayFlags,
 };
@@ -21,6 +22,7 @@ mod drafts;
 mod plan;
 mod probe;
 mod report;
+mod route;
 mod sim;
 mod streaming;
 
@@ -90,8 +92,8 @@ pub(crate) struct ModelFlags {
     pub(crate) model: Option<PathBuf>,
 }
 
-/// How a model is run. None of these but --gdn and --qsa-block can change a result on one machine, and --isa, --precise
-/// and --kv only by rounding.
+/// How a model is run. None of these but --gdn, --qsa-block and --route can change a result on one machine, and --isa,
+/// --precise and --kv only by rounding.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Running")]
 pub(crate) struct EngineFlags {
@@ -121,6 +123,8 @@ pub(crate) struct EngineFlags {
     pub(crate) qsa_block: Option<usize>,
     #[command(flatten)]
     pub(crate) streaming: StreamingFlags,
+    #[command(flatten)]
+    pub(crate) route: RouteFlags,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

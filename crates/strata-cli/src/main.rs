@@ -19,6 +19,7 @@ mod plan;
 mod priority;
 mod probe;
 mod profile;
+mod route;
 mod run;
 mod setup;
 mod sim;

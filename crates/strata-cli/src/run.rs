@@ -7,7 +7,7 @@ use strata_engine::{Engine, EngineOptions, Finish, GenerateOptions, Generated};
 
 use crate::error::CliError;
 use crate::flags::RunFlags;
-use crate::{input, interrupt, note, profile, setup, timeline};
+use crate::{input, interrupt, note, profile, route, setup, timeline};
 
 pub(crate) fn run(flags: &RunFlags) -> Result<(), CliError> {
     let prompt = prompt(flags)?;
@@ -126,7 +126,8 @@ pub(crate) fn summary(generated: &Generated) -> String {
         (_, 0.0) => String::new(),
         (tokens, seconds) => format!(", {:.1} tok/s", tokens as f64 / seconds),
     };
-    let Generated { tokens, prompt_tokens, reused_tokens, prompt_time, decode_time, finish, drafts } = generated;
+    let Generated { tokens, prompt_tokens, reused_tokens, prompt_time, decode_time, finish, drafts, routes } =
+        generated;
     let reused = if *reused_tokens > 0 { format!(" ({reused_tokens} known)") } else { String::new() };
     let finish = match finish {
         Finish::EndOfTurn => "",
@@ -139,9 +140,10 @@ pub(crate) fn summary(generated: &Generated) -> String {
         0 => String::new(),
         all => format!(" | drafts: {} % of {all} accepted", (100 * drafts.accepted + all / 2) / all),
     };
+    let routes = routes.as_ref().and_then(route::summary).map(|routes| format!(" | {routes}")).unwrap_or_default();
     // The first token comes with the prompt's logits: the time of the rest is that of one token less.
     format!(
-        "[prompt: {prompt_tokens} tokens{reused}{} | written: {} tokens{}{finish}{drafts}]",
+        "[prompt: {prompt_tokens} tokens{reused}{} | written: {} tokens{}{finish}{drafts}{routes}]",
         rate(prompt_tokens - reused_tokens, *prompt_time),
         tokens.len(),
         rate(tokens.len().saturating_sub(1), *decode_time),
@@ -164,6 +166,7 @@ mod tests {
             prompt_time: Duration::from_millis(ms),
             decode_time: Duration::from_millis(ms),
             drafts: Default::default(),
+            routes: None,
         };
         for (prompt_tokens, tokens, ms) in [(0, 0, 0), (0, 1, 0), (5, 5, 0), (5, 0, 10), (5, 1, 10), (0, 0, 10)] {
             let shown = summary(&generated(prompt_tokens, tokens, ms));

@@ -14,10 +14,10 @@ use strata_engine::{
 use crate::error::CliError;
 use crate::flags::{
     self, DraftFlag, DraftFlags, EngineFlags, GdnFlag, IsaFlag, KvFlag, LockFlag, LookaheadFlag, NormFlag, PleFlag,
-    SamplingFlags, StreamingFlags, io_depth, thread_count,
+    RouteFlag, SamplingFlags, StreamingFlags, io_depth, thread_count,
 };
 use crate::plan::gib;
-use crate::{interrupt, note, priority};
+use crate::{interrupt, note, priority, route};
 
 /// The model that comes with Strata, seen from the root of the repository.
 const SHIPPED_MODEL: &str = "models/strata-mini/strata-mini-iq2xs-q4_0.gguf";
@@ -69,6 +69,8 @@ pub(crate) fn engine_options(flags: &EngineFlags) -> EngineOptions {
         arena_bytes: flags.streaming.arena_gb,
         pass_tokens: flags.pass,
         heeds_user_files: true,
+        route: route::route(flags.route.route),
+        moce: route::moce(&flags.route),
         drafts: DraftOptions::default(),
         model: ModelOptions {
             context_tokens: flags.context,
@@ -170,6 +172,7 @@ pub(crate) fn set_option(options: &mut EngineOptions, key: &str, value: &str) ->
         "ple" => options.model.streaming.rows_when = rows_when(PleFlag::from_str(value, false).ok()?),
         "io" => options.model.streaming.reader = value.parse().ok()?,
         "io-depth" => options.model.streaming.depth = Some(io_depth(value).ok()?),
+        "route" => options.route = route::route(RouteFlag::from_str(value, false).ok()?),
         "qsa-block" => options.model.block_tokens = Some(number()?),
         _ => return None,
     }
@@ -186,7 +189,11 @@ fn gdn_form(flag: GdnFlag) -> GdnForm {
 /// [`open`], which first tells how memory will be divided.
 pub(crate) fn open_telling(path: &Path, options: &EngineOptions) -> Result<Engine, CliError> {
     let tell = |plan: &Plan| note::line(format_args!("strata: plan: {}", plan_line(plan, path)));
-    ready(Engine::open_telling(path, options, tell).map_err(plan_failed)?)
+    let engine = ready(Engine::open_telling(path, options, tell).map_err(plan_failed)?)?;
+    if let Some(moce) = engine.moce() {
+        note::line(format_args!("strata: routes: {}", route::settings(&moce)));
+    }
+    Ok(engine)
 }
 
 /// An error, with the other processes that it may be due to.

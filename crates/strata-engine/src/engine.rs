@@ -9,17 +9,18 @@ use strata_backend::{Backend, BackendError, CpuBackend, Isa, Profile, ProfiledBa
 use strata_gguf::{Gguf, GgufError, Metadata, MetadataError, Optional};
 use strata_kernels::Cpu;
 use strata_model::ModelError;
-use strata_model::qwen4exp::{Lock, Model, Options as ModelOptions};
+use strata_model::qwen4exp::{Config, Lock, Model, Options as ModelOptions};
 use strata_store::StoreError;
 use strata_store::plan::{Limit, Plan, PlanError};
 use thiserror::Error;
 
 use crate::generate::OnProgress;
 use crate::plan::plan_of;
+use crate::routes::KlSampler;
 use crate::running::{Entry, Turn};
 use crate::{
-    ChatOptions, ChatTemplate, DraftOptions, SamplerParams, SamplingError, TemplateError, Tokenizer, TokenizerError,
-    usage,
+    ChatOptions, ChatTemplate, DraftOptions, MoceOptions, Route, SamplerParams, SamplingError, TemplateError,
+    Tokenizer, TokenizerError, routes, usage,
 };
 
 /// What can go wrong between a model file and text.
@@ -76,6 +77,17 @@ pub enum EngineError {
         /// Position in the text.
         position: usize,
     },
+    /// More logical slots than the arena can follow.
+    #[error(
+        "{slots} logical slots a layer were asked for, but the arena keeps {most_slots} experts of a layer: ask for no \
+         more, or give it more memory"
+    )]
+    MoceSlots {
+        /// Asked for.
+        slots: usize,
+        /// What the arena keeps.
+        most_slots: usize,
+    },
     /// A text too short for what was asked.
     #[error("the text has {got_tokens} tokens, but {needed_tokens} are needed")]
     TextTooShort {
@@ -131,7 +143,12 @@ pub struct EngineOptions {
     pub heeds_user_files: bool,
     /// How tokens are drafted.
     pub drafts: DraftOptions,
-    /// How the model is run. Tokens of context and of a pass, and the slots of the arena, are set by the plan.
+    /// How the experts of written tokens are chosen.
+    pub route: Route,
+    /// How much [`Route::Cached`] prefers experts that are likely in memory.
+    pub moce: MoceOptions,
+    /// How the model is run. Tokens of context and of a pass, the slots of the arena and cache-aware routing are set by
+    /// the plan and the options above.
     pub model: ModelOptions,
 }
 
@@ -149,6 +166,7 @@ impl EngineOptions {
 /// A model ready for use.
 pub struct Engine {
     pub(crate) model: Model,
+    pub(crate) kl_sampler: KlSampler,
     path: PathBuf,
     plan: Plan,
     entry: Option<Entry>,
@@ -191,6 +209,9 @@ impl Engine {
         let entry = if turn.is_some() { Entry::make(path, plan.total_bytes()) } else { None };
         drop(turn);
         on_plan(&plan);
+        let load = |source| EngineError::load(path, source);
+        let config = Config::read(&gguf, options.model.block_tokens).map_err(load)?;
+        let moce = routes::moce(&plan, &config, &options)?;
         let isa = options.isa.unwrap_or_else(Isa::best);
         let cpu_backend = match options.is_precise {
             true => CpuBackend::precise(isa, options.threads)?,
@@ -205,17 +226,19 @@ impl Engine {
         options.model.context_tokens = Some(plan.context_tokens as usize);
         options.model.pass_tokens = plan.pass_tokens as usize;
         options.model.streaming.slots = Some(plan.slots as usize);
+        options.model.moce = moce;
         if options.model.streaming.lock == Lock::Try && !plan.can_lock {
             options.model.streaming.lock = Lock::Off;
         }
         if plan.slots < plan.experts && options.model.streaming.usage.is_empty() {
             options.model.streaming.usage = usage::load(&gguf);
         }
-        let model =
-            Model::load(&gguf, backend, options.model.clone()).map_err(|source| EngineError::load(path, source))?;
+        let model = Model::load(&gguf, backend, options.model.clone()).map_err(load)?;
         let path = path.to_owned();
+        let kl_sampler = KlSampler::new(&options);
         Ok(Self {
             model,
+            kl_sampler,
             path,
             plan,
             entry,

@@ -126,7 +126,14 @@ mod tests {
             lock_limit_bytes: None,
             page_bytes: 4096,
         };
-        let machine = |memory: &Memory| Machine { processor: None, cores: None, threads: 2, memory: memory.clone() };
+        let machine = |memory: &Memory| Machine {
+            processor: None,
+            cores: None,
+            threads: 2,
+            memory: memory.clone(),
+            load: None,
+            swap: None,
+        };
         // 100 GiB of experts.
         let shape = ModelShape {
             experts: 512,

@@ -9,6 +9,7 @@ mod inspect;
 mod interrupt;
 mod plan;
 mod probe;
+mod route;
 mod run;
 mod sim;
 mod streaming;

@@ -18,7 +18,7 @@ use super::streamed::{RouteRecorder, Streamed};
 use super::{Spread, check, is_set};
 use crate::generate::Stoppable;
 use crate::machine::Conditions;
-use crate::{Engine, EngineError, Memory, Stop};
+use crate::{Engine, EngineError, Memory, RouteReceipt, Stop};
 
 /// Tokens one by one, each with its logits. They are given, not chosen by the model, so that every run has the same work;
 /// choosing is not timed.
@@ -41,6 +41,8 @@ pub struct DecodeRun {
     pub floors: Option<DecodeFloors>,
     /// What it read.
     pub streamed: Streamed,
+    /// What cache-aware routing did, without its divergence, which would take time; `None` without it.
+    pub routes: Option<RouteReceipt>,
     /// What bounds the arithmetic in use.
     pub peak: Peak,
     /// Operations per second of the peak, measured after the run.
@@ -175,13 +177,13 @@ impl Engine {
         if let Some(store) = self.model.streaming() {
             store.keep_needed(true);
         }
-        let before = self.counted();
+        let (before, routed) = (self.counted(), self.route_receipt());
         let (mut routes, conditions_before) = (RouteRecorder::new(stop), Conditions::now());
         let timeline = self.options.model.timeline.clone();
         timeline.begin();
         let timed = self.time_tokens(sequence, &work.ids, &mut routes)?;
         timeline.end();
-        let after = self.counted();
+        let (after, routed) = (self.counted(), self.routed_since(routed));
         let (conditions, peak_rss_bytes) = (Conditions::now().since(&conditions_before), Memory::peak_rss_bytes());
         let floors = match with_floors {
             false => None,
@@ -206,6 +208,7 @@ impl Engine {
             token_s: timed.token_s,
             floors,
             streamed: after.since(&before),
+            routes: routed,
             peak,
             peak_flops_per_second: peak.flops_per_second(&cpu),
             peak_rss_bytes,
@@ -225,7 +228,7 @@ impl Engine {
         for id in ids {
             let start = Instant::now();
             logits.clear();
-            self.model.forward(sequence, &[*id], Rows::Last, &mut logits, observer)?;
+            self.model.decode(sequence, &[*id], Rows::Last, &mut logits, observer)?;
             timed.token_s.push(start.elapsed().as_secs_f64());
             timed.needed.push(self.model.streaming().map_or(0, |store| store.needed().len()));
         }
@@ -267,6 +270,7 @@ mod tests {
             token_s,
             floors: Some(DecodeFloors { drive_s: 3.0, compute_s: 5.0, memory_s: 1.0 }),
             streamed: Streamed::default(),
+            routes: None,
             peak: Peak::ALL[0],
             peak_flops_per_second: None,
             peak_rss_bytes: None,

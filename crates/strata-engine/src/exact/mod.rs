@@ -11,6 +11,7 @@ mod reference;
 mod tensors;
 
 pub use dump::dump;
+pub(crate) use kld::kl;
 pub use kld::{Divergence, divergence, save_logits};
 pub use logits::logits;
 pub use parity::{Difference, LayerParity, Parity, parity};

@@ -6,6 +6,7 @@ use std::ops::Range;
 use strata_backend::{Backend, Choice, Field, GroupEntry, MatrixId, PassId, Routes};
 use strata_store::{Demand, ExpertStore, PassKind, Slot};
 
+use super::moce::Routing;
 use super::ple::NgramRows;
 use super::{Layer, Model, RowsWhen, Sequence, ple};
 use crate::ModelError;
@@ -125,10 +126,23 @@ impl Model {
         logits: &mut Vec<f32>,
         observer: &mut dyn Observer,
     ) -> Result<(), ModelError> {
+        self.take(Routing::Exact, sequence, ids, wanted, logits, observer)
+    }
+
+    pub(super) fn take(
+        &mut self,
+        routing: Routing,
+        sequence: &mut Sequence,
+        ids: &[u32],
+        wanted: Rows,
+        logits: &mut Vec<f32>,
+        observer: &mut dyn Observer,
+    ) -> Result<(), ModelError> {
         if sequence.is_torn {
             return Err(ModelError::Interrupted);
         }
         self.check(sequence, ids)?;
+        self.set_routing(routing);
         sequence.is_torn = true;
         self.passes(sequence, ids, wanted, logits, observer).inspect_err(|_| self.give_up())?;
         sequence.is_torn = false;
@@ -254,12 +268,13 @@ impl Model {
     pub(super) fn layer(
         &mut self,
         index: usize,
-        sequence: &Sequence,
+        sequence: &mut Sequence,
         rows: usize,
         ple_rows: &[u64],
         observer: &mut dyn Observer,
     ) -> Result<(), ModelError> {
-        let Self { options, config, backend, store, layers, ple, draft_head, pass, buffers, fixed_routes, .. } = self;
+        let Self { options, config, backend, store, layers, ple, draft_head, .. } = self;
+        let Self { pass, buffers, fixed_routes, moce, .. } = self;
         let (backend, store, pass) = (backend.as_mut(), store.as_mut(), *pass);
         let layer = layers.get(index).unwrap_or_else(|| &draft_head.as_ref().expect("a layer").layer);
         let next_router = layers.get(index + 1).map(|next| next.moe.router);
@@ -302,8 +317,14 @@ impl Model {
             observer.at(Moment::StripMixed, &mut view);
 
             backend.read_streams(pass, strip.clone(), &layer.moe.read);
-            let ticket = backend.route(pass, strip.clone(), layer.moe.router);
-            backend.take_routes(ticket, &mut buffers.strip_routes)?;
+            let (router, routes) = (layer.moe.router, &mut buffers.strip_routes);
+            // The draft head is always routed exactly.
+            if let Some(moce) = moce.as_mut().filter(|_| index < config.layers) {
+                moce.route(backend, store, pass, strip.clone(), index, router, &mut sequence.residency, routes)?;
+            } else {
+                let ticket = backend.route(pass, strip.clone(), router);
+                backend.take_routes(ticket, routes)?;
+            }
             if let Some(fixed) = fixed_routes {
                 let ids = &fixed.layers[fixed.at][strip.start * top_k..strip.end * top_k];
                 buffers.strip_routes.ids.copy_from_slice(ids);

@@ -407,6 +407,11 @@ impl Scheduler {
         self.slots.iter().any(|slot| slot.pins > 0)
     }
 
+    /// Whether an expert is in memory.
+    pub fn holds(&self, id: ExpertId) -> bool {
+        self.number(id).is_some_and(|number| self.is_resident(number))
+    }
+
     /// Slots that the arena has.
     pub fn slots(&self) -> u32 {
         self.limits.slots

@@ -197,6 +197,11 @@ impl StreamingStore {
         self.scheduler.resident().count()
     }
 
+    /// Whether an expert is in memory.
+    pub fn holds(&self, expert: ExpertId) -> bool {
+        self.scheduler.holds(expert)
+    }
+
     /// How it reads, for people.
     pub fn describe_reader(&self) -> String {
         self.queue.describe()
