@@ -5,7 +5,7 @@ use std::process::Stdio;
 
 use crate::{command, strata};
 
-const COMMANDS: [&[&str]; 21] = [
+const COMMANDS: [&[&str]; 22] = [
     &[],
     &["run"],
     &["chat"],
