@@ -9,7 +9,7 @@ GIB, MIB, PAGE = 1 << 30, 1 << 20, 4096
 DEPTH, TOP_K, EXPERTS = 32, 10, 48 * 512
 PARTS = [473_600, 473_600, 537_600]
 DENSE, STATE = 3_800_000_000, 117_669_888
-CACHE = {"bf16": 26_112, "f32": 50_688}
+CACHE = {"f32": 50_688, "bf16": 26_112, "q8_0": 14_592}
 CONTEXT_TOKEN, STRIP, THREAD, PASS_TOKEN, ROOM = 16, 60_000_000, 2_000_000, 157_000, 18_000
 ROWS, ROW = 16, 90
 
@@ -85,7 +85,6 @@ MACHINES = [
     ("8 GB laptop, busy", dict(total=8 * GIB, available=4 * GIB)),
     ("12 GB", dict(total=12 * GIB, available=10 * GIB)),
     ("16 GB", dict(total=16 * GIB, available=13 * GIB)),
-    ("16 GB, precise", dict(total=16 * GIB, available=13 * GIB, cache="f32")),
     ("24 GB", dict(total=24 * GIB, available=21 * GIB)),
     ("24 GB, arena of 6.5", dict(total=24 * GIB, available=21 * GIB, arena=13 * GIB // 2)),
     ("24 GB, memory of 10", dict(total=24 * GIB, available=21 * GIB, memory=10 * GIB)),
@@ -109,6 +108,12 @@ MACHINES = [
     ("unknown machine, memory of 16", dict(memory=16 * GIB)),
     ("unknown machine, arena of 8", dict(arena=8 * GIB)),
     ("all experts and a small pass", dict(memory=44 * GIB)),
+    ("f32", dict(total=16 * GIB, available=13 * GIB, cache="f32")),
+    ("q8_0", dict(total=16 * GIB, available=13 * GIB, cache="q8_0")),
+    ("f32, 262144", dict(total=24 * GIB, available=21 * GIB, context=262144, cache="f32")),
+    ("bf16, 262144", dict(total=24 * GIB, available=21 * GIB, context=262144)),
+    ("q8_0, 262144", dict(total=24 * GIB, available=21 * GIB, context=262144, cache="q8_0")),
+    ("f32, 262144, 16 GB", dict(total=16 * GIB, available=13 * GIB, context=262144, cache="f32")),
 ]
 
 if __name__ == "__main__":

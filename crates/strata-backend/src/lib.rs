@@ -25,6 +25,7 @@ pub use layers::{DraftInput, ExpertShape, Gdn, GdnForm, HyperRead, Indexer, Mixe
 pub use profiled::{Operation, Profile, ProfiledBackend, SharedProfile, Spent};
 pub use recording::{Call, Recording, RecordingBackend};
 pub use saved::SavedState;
+pub use strata_kernels::attention::KvType;
 pub use strata_kernels::{Arithmetic, Isa, UnavailableIsa, conv::MAX_TAPS as MAX_CONV_TAPS, experts::Choice};
 
 macro_rules! handles {
@@ -102,6 +103,8 @@ pub enum StateShape {
     Qsa {
         /// Tokens there is room for.
         context_tokens: usize,
+        /// What keys and values are kept in.
+        kv: KvType,
         /// Key/value heads.
         kv_heads: usize,
         /// Width of a head.
@@ -206,6 +209,9 @@ pub trait Backend: Send {
     /// # Errors
     /// When there is not enough memory.
     fn new_pass(&mut self, shape: &PassShape) -> Result<PassId, BackendError>;
+
+    /// What keys and values are kept in unless a user says otherwise: what loses nothing that products would use.
+    fn default_kv(&self) -> KvType;
 
     /// Makes a state, empty as at the start of a sequence.
     ///

@@ -12,8 +12,9 @@ use strata_store::timeline::{Lane, Timeline};
 use strata_store::{Area, Slot};
 
 use crate::{
-    Backend, BackendError, Choice, DraftInput, ExpertShape, Field, GroupEntry, HyperRead, MatrixData, MatrixId, Mixer,
-    PassId, PassShape, Ple, Qsa, Routes, SavedState, SharedExpert, StateId, StatePart, StateShape, Ticket, VectorId,
+    Backend, BackendError, Choice, DraftInput, ExpertShape, Field, GroupEntry, HyperRead, KvType, MatrixData, MatrixId,
+    Mixer, PassId, PassShape, Ple, Qsa, Routes, SavedState, SharedExpert, StateId, StatePart, StateShape, Ticket,
+    VectorId,
 };
 
 /// What time is spent on.
@@ -224,6 +225,10 @@ impl Backend for ProfiledBackend {
 
     fn new_pass(&mut self, shape: &PassShape) -> Result<PassId, BackendError> {
         self.inner.new_pass(shape)
+    }
+
+    fn default_kv(&self) -> KvType {
+        self.inner.default_kv()
     }
 
     fn new_state(&mut self, shape: &StateShape) -> Result<StateId, BackendError> {

@@ -8,8 +8,9 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use strata_store::{Area, ExpertId, Slot};
 
 use crate::{
-    Backend, BackendError, Choice, DraftInput, ExpertShape, Field, GroupEntry, HyperRead, MatrixData, MatrixId, Mixer,
-    PassId, PassShape, Ple, Qsa, Routes, SavedState, SharedExpert, StateId, StatePart, StateShape, Ticket, VectorId,
+    Backend, BackendError, Choice, DraftInput, ExpertShape, Field, GroupEntry, HyperRead, KvType, MatrixData, MatrixId,
+    Mixer, PassId, PassShape, Ple, Qsa, Routes, SavedState, SharedExpert, StateId, StatePart, StateShape, Ticket,
+    VectorId,
 };
 
 /// One call, with the rows it was for.
@@ -129,6 +130,10 @@ impl Backend for RecordingBackend {
     fn new_pass(&mut self, shape: &PassShape) -> Result<PassId, BackendError> {
         self.passes.push(shape.clone());
         Ok(PassId(self.passes.len() as u32 - 1))
+    }
+
+    fn default_kv(&self) -> KvType {
+        KvType::Float32
     }
 
     fn new_state(&mut self, _shape: &StateShape) -> Result<StateId, BackendError> {

@@ -100,7 +100,7 @@ fn settings(text: &str) -> Result<Settings, CliError> {
     for setting in text.split(',').filter(|setting| *setting != "default") {
         let bad = || {
             CliError::Usage(format!(
-                "`{setting}`: expected key=value with a key of model, threads, isa, precise, context, pass, strip, gdn, qsa-block, pieces"
+                "`{setting}`: expected key=value with a key of model, threads, isa, precise, kv, context, pass, strip, gdn, qsa-block, pieces"
             ))
         };
         let (key, value) = setting.split_once('=').ok_or_else(bad)?;

@@ -12,7 +12,7 @@ pub(crate) use self::report::ReportFlags;
 pub(crate) use self::sim::{
     HotFlag, SimFlags, SimMachineFlags, SimPolicyFlags, SimTextFlags, TraceCommand, TraceRecordFlags,
 };
-pub(crate) use self::streaming::{LockFlag, LookaheadFlag, PleFlag, StreamingFlags};
+pub(crate) use self::streaming::{KvFlag, LockFlag, LookaheadFlag, PleFlag, StreamingFlags};
 
 mod bench;
 mod drafts;
@@ -86,8 +86,8 @@ pub(crate) struct ModelFlags {
     pub(crate) model: Option<PathBuf>,
 }
 
-/// How a model is run. None of these but --gdn and --qsa-block can change a result on one machine, and --isa and
-/// --precise only by rounding.
+/// How a model is run. None of these but --gdn and --qsa-block can change a result on one machine, and --isa, --precise
+/// and --kv only by rounding.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Running")]
 pub(crate) struct EngineFlags {
@@ -278,7 +278,7 @@ pub(crate) struct DumpFlags {
 #[derive(Args, Debug)]
 pub(crate) struct ParityFlags {
     /// A dump's directory, or a way to run the text: settings `key=value`, separated by commas, of the keys model,
-    /// threads, isa, precise, context, pass, strip, gdn, qsa-block and pieces (as in pieces=7:1:20); `default` = none.
+    /// threads, isa, precise, kv, context, pass, strip, gdn, qsa-block and pieces (as in pieces=7:1:20); `default` = none.
     pub(crate) a: String,
     /// The other.
     pub(crate) b: String,

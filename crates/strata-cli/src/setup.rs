@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 use strata_engine::{
-    DraftKind, DraftOptions, Engine, EngineOptions, GdnForm, Isa, Limit, Lock, Lookahead, ModelOptions, Plan, RowsWhen,
-    SamplerParams, Streaming, StreamsNorm,
+    DraftKind, DraftOptions, Engine, EngineOptions, GdnForm, Isa, KvType, Limit, Lock, Lookahead, ModelOptions, Plan,
+    RowsWhen, SamplerParams, Streaming, StreamsNorm,
 };
 
 use crate::error::CliError;
 use crate::flags::{
-    DraftFlag, DraftFlags, EngineFlags, GdnFlag, IsaFlag, LockFlag, LookaheadFlag, NormFlag, PleFlag, SamplingFlags,
-    StreamingFlags, gib, thread_count,
+    DraftFlag, DraftFlags, EngineFlags, GdnFlag, IsaFlag, KvFlag, LockFlag, LookaheadFlag, NormFlag, PleFlag,
+    SamplingFlags, StreamingFlags, gib, thread_count,
 };
 use crate::{interrupt, note};
 
@@ -62,6 +62,7 @@ pub(crate) fn engine_options(flags: &EngineFlags) -> EngineOptions {
         drafts: DraftOptions::default(),
         model: ModelOptions {
             context_tokens: flags.context,
+            kv: flags.streaming.kv.map(kv),
             strip_rows: flags.strip,
             gdn_form: gdn_form(flags.gdn),
             block_tokens: flags.qsa_block,
@@ -105,6 +106,14 @@ fn streaming(flags: &StreamingFlags) -> Streaming {
     }
 }
 
+fn kv(flag: KvFlag) -> KvType {
+    match flag {
+        KvFlag::F32 => KvType::Float32,
+        KvFlag::Bf16 => KvType::Bfloat16,
+        KvFlag::Q8_0 => KvType::Q8_0,
+    }
+}
+
 fn lookahead(flag: LookaheadFlag) -> Lookahead {
     match flag {
         LookaheadFlag::Off => Lookahead::Off,
@@ -139,6 +148,7 @@ pub(crate) fn set_option(options: &mut EngineOptions, key: &str, value: &str) ->
         "threads" => options.threads = thread_count(value).ok()?,
         "isa" => options.isa = isa(IsaFlag::from_str(value, false).ok()?),
         "precise" => options.is_precise = value.parse().ok()?,
+        "kv" => options.model.kv = Some(kv(KvFlag::from_str(value, false).ok()?)),
         "context" => options.model.context_tokens = Some(positive()?),
         "pass" => options.pass_tokens = Some(positive()?),
         "strip" => options.model.strip_rows = positive()?,

@@ -34,7 +34,7 @@ pub use machine::Machine;
 pub use memory::{Group, Memory};
 pub use plan::plan;
 pub use sampling::{Sampler, SamplerParams, SamplingError};
-pub use strata_backend::{GdnForm, Isa, Operation, Profile, Spent};
+pub use strata_backend::{GdnForm, Isa, KvType, Operation, Profile, Spent};
 pub use strata_kernels::peaks::Peak;
 pub use strata_kernels::{Arithmetic, Cpu};
 pub use strata_model::qwen4exp::{Lock, Options as ModelOptions, RowsWhen, Streaming, StreamsNorm};

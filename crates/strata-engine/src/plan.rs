@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use strata_backend::{Arithmetic, Isa};
+use strata_backend::{Arithmetic, Isa, KvType};
 use strata_gguf::Gguf;
 use strata_model::qwen4exp::{Config, add_draft_head, memory_shape, window_bytes};
 use strata_store::plan::{Drive, MachineFacts, Plan, Request};
@@ -31,9 +31,12 @@ pub(crate) fn plan_of(
     let config = Config::read(gguf, options.model.block_tokens).map_err(load)?;
     let context_tokens = options.model.context_tokens.unwrap_or_else(|| config.default_context_tokens());
     let strip_rows = options.model.strip_rows.min(context_tokens);
-    let mut shape = memory_shape(gguf, &config, strip_rows).map_err(load)?;
+    let isa = options.isa.unwrap_or_else(Isa::best);
+    let arithmetic = if options.is_precise { Arithmetic::Float32 } else { isa.fastest_arithmetic() };
+    let kv = options.model.kv.unwrap_or(KvType::of(arithmetic));
+    let mut shape = memory_shape(gguf, &config, strip_rows, kv).map_err(load)?;
     if let Some(head) = &options.model.draft_head {
-        add_draft_head(&mut shape, gguf, &config, head, strip_rows).map_err(load)?;
+        add_draft_head(&mut shape, gguf, &config, head, strip_rows, kv).map_err(load)?;
     }
     if options.drafts.kind != DraftKind::Off {
         shape.state_bytes += window_bytes(&config);
@@ -42,13 +45,11 @@ pub(crate) fn plan_of(
     let drive = drive_bytes_per_second.map(|bytes_per_second| Drive { bytes_per_second, latency_ns: 0 });
     let threads = if options.threads == 0 { None } else { Some(options.threads as u64) };
     let machine = facts(&Machine::detect(), threads, drive);
-    let isa = options.isa.unwrap_or_else(Isa::best);
     let request = Request {
         memory_bytes: options.memory_bytes,
         arena_bytes: options.arena_bytes,
         context_tokens: context_tokens as u64,
         pass_tokens: options.pass_tokens.map(|tokens| tokens as u64),
-        is_precise: options.is_precise || isa.fastest_arithmetic() == Arithmetic::Float32,
         io_depth: u64::from(options.model.streaming.depth.unwrap_or(LEAST_DEPTH)),
     };
     Ok(strata_store::plan::plan(&shape, &machine, &request)?)

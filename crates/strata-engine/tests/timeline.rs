@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use serde_json::{Value, json};
-use strata_engine::bench::{Decode, measure};
+use strata_engine::bench::Decode;
 use strata_engine::{Engine, EngineOptions, Stop, Timeline, Totals, Trace};
 use strata_store::scheduler::Class;
 use strata_store::timeline::{Lane, Recording, Span};
@@ -410,7 +410,7 @@ fn a_run_is_recorded() {
     let mut engine = Engine::open(&model, &options).unwrap();
     let work = Decode { context: vec![5, 6, 7], ids: vec![8, 9] };
     let before = Instant::now();
-    measure(std::slice::from_mut(&mut engine), &work, 1, &Stop::new(false)).unwrap();
+    engine.run_decode(&work, true, &Stop::new(false)).unwrap();
     let elapsed_ns = before.elapsed().as_nanos() as u64;
     let trace = Trace::new("decode", "", &timeline.take());
     assert_eq!(trace.dropped_spans, 0);

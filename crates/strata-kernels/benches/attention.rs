@@ -1,13 +1,13 @@
 //! Attention of the published model's shape: `cargo bench -p strata-kernels --bench attention`.
 //!
-//! Strips of 256 rows and single rows at several positions, in every arithmetic of this machine, on all threads: time of a
+//! Strips of 256 rows and single rows at several positions, by what keys and values are kept in, on all threads: time of a
 //! row's choice of blocks and of its attention, the rate of the latter, and for single rows the bytes that it must read by
 //! time. The figures are medians.
 
 use std::hint::black_box;
 use std::time::Instant;
 
-use strata_kernels::attention::{Index, KvCache, Queries, Selections, attend};
+use strata_kernels::attention::{Index, KvCache, KvType, Queries, Selections, attend};
 use strata_kernels::{Cpu, Isa};
 
 const HEADS: usize = 24;
@@ -19,15 +19,18 @@ const BLOCK_TOKENS: usize = 4;
 const BUDGET_BLOCKS: usize = 512;
 
 fn main() {
-    let mut cpus = vec![Cpu::fast(Isa::best(), 0).unwrap()];
-    if cpus[0].arithmetic() != Cpu::precise(Isa::best(), 1).unwrap().arithmetic() {
-        cpus.push(Cpu::precise(Isa::best(), 0).unwrap());
-    }
+    let cpu = Cpu::fast(Isa::best(), 0).unwrap();
     println!(
         "{:>9} {:>5} {:>7} {:>10} {:>10} {:>8} {:>8}",
-        "", "rows", "first", "choice us", "attend us", "GFLOP/s", "GB/s"
+        cpu.arithmetic().to_string(),
+        "rows",
+        "first",
+        "choice us",
+        "attend us",
+        "GFLOP/s",
+        "GB/s"
     );
-    for cpu in &cpus {
+    for kv in KvType::ALL {
         for (rows, first, samples) in [
             (256, 0, 9),
             (256, 1024, 9),
@@ -38,15 +41,15 @@ fn main() {
             (1, 4096, 201),
             (1, 32768, 201),
         ] {
-            measure(cpu, rows, first, samples);
+            measure(&cpu, kv, rows, first, samples);
         }
     }
 }
 
-fn measure(cpu: &Cpu, rows: usize, first: usize, samples: usize) {
+fn measure(cpu: &Cpu, kv: KvType, rows: usize, first: usize, samples: usize) {
     let mut random = Random(1);
     let tokens = first + rows;
-    let mut cache = KvCache::new(cpu.arithmetic(), KV_HEADS, DIM, tokens).unwrap();
+    let mut cache = KvCache::new(kv, KV_HEADS, DIM, tokens).unwrap();
     for _ in 0..tokens {
         let width = KV_HEADS * DIM;
         cache.append(&random.floats(width), &random.floats(width));
@@ -81,11 +84,11 @@ fn measure(cpu: &Cpu, rows: usize, first: usize, samples: usize) {
     let attended: usize = (0..rows).map(|row| selections.row(row).ranges().map(|r| r.len()).sum::<usize>()).sum();
     let rate = (attended * HEADS * DIM * 4) as f64 / attention / 1e9;
     let index_bytes = if selections.row(0).blocks().is_some() { index.block_keys.len() * 4 } else { 0 };
-    let bytes = KvCache::bytes(cpu.arithmetic(), KV_HEADS, DIM, attended) + index_bytes;
+    let bytes = KvCache::bytes(kv, KV_HEADS, DIM, attended) + index_bytes;
     let bandwidth = if rows == 1 { bytes as f64 / (choice + attention) / 1e9 } else { f64::NAN };
     let [choice, attention] = [choice, attention].map(|t| t / rows as f64 * 1e6);
-    let arithmetic = cpu.arithmetic().to_string();
-    println!("{arithmetic:>9} {rows:5} {first:7} {choice:10.1} {attention:10.1} {rate:8.1} {bandwidth:8.1}");
+    let kv = kv.name();
+    println!("{kv:>9} {rows:5} {first:7} {choice:10.1} {attention:10.1} {rate:8.1} {bandwidth:8.1}");
 }
 
 /// Values in `-1 .. 1` of a linear congruential generator.

@@ -238,13 +238,14 @@ pub(crate) mod x86 {
     }
 }
 
-/// Asks for the cache line at `at`, wherever that points to.
+/// Asks for the cache line at `at`, wherever that points to, as far as the second cache: on Zen 4, half as much again is
+/// under way as to the first.
 #[inline(always)]
 pub(crate) fn prefetch<T>(at: *const T) {
     // SAFETY: a prefetch reads nothing: it does not fault.
     #[cfg(target_arch = "x86_64")]
     unsafe {
-        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(at.cast());
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(at.cast());
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = at;

@@ -9,6 +9,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
+use strata_kernels::attention::{KvCache, KvType};
 use strata_kernels::conv::Window;
 use strata_kernels::experts::{Combined, combine};
 use strata_kernels::{Cpu, Isa, gdn, hyper, norm, ple, route};
@@ -53,6 +54,26 @@ fn main() {
         }
     }
     println!("no operation allocates");
+    #[cfg(target_os = "linux")]
+    caches_take_memory_as_tokens_come();
+}
+
+/// A cache for 262,144 tokens of the published model takes a gigabyte in float32 once it is full, and next to nothing when
+/// it has some tokens.
+#[cfg(target_os = "linux")]
+fn caches_take_memory_as_tokens_come() {
+    let resident_bytes = || {
+        let statm = std::fs::read_to_string("/proc/self/statm").expect("Linux tells");
+        4096 * statm.split(' ').nth(1).and_then(|pages| pages.parse::<usize>().ok()).expect("resident pages")
+    };
+    for kv in KvType::ALL {
+        let before = resident_bytes();
+        let mut cache = KvCache::new(kv, 2, 256, 262_144).expect("no memory is used yet");
+        cache.append(&vec![1.0; 100 * 512], &vec![1.0; 100 * 512]);
+        let taken = resident_bytes().saturating_sub(before);
+        assert!(taken < 8 << 20, "{kv:?}: {taken} bytes for 100 tokens");
+        assert!(KvCache::bytes(kv, 2, 256, 262_144) > 256 << 20);
+    }
 }
 
 /// Runs every operation twice; the second time must not allocate.

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use common::{Recorded, data, max_difference, model};
+use strata_backend::KvType;
 use strata_gguf::{Gguf, GgufWriter, Metadata, NewTensor, Value};
 use strata_model::ModelError;
 use strata_model::qwen4exp::{
@@ -147,9 +148,9 @@ fn the_plan_counts_what_a_head_takes() {
     let gguf = Gguf::open(&trunk()).unwrap();
     let config = Config::read(&gguf, None).unwrap();
     let options = with_head(Some(head_file()), StreamsNorm::One);
-    let mut shape = memory_shape(&gguf, &config, 256).unwrap();
+    let mut shape = memory_shape(&gguf, &config, 256, KvType::Float32).unwrap();
     let before = shape.clone();
-    add_draft_head(&mut shape, &gguf, &config, options.draft_head.as_ref().unwrap(), 256).unwrap();
+    add_draft_head(&mut shape, &gguf, &config, options.draft_head.as_ref().unwrap(), 256, KvType::Float32).unwrap();
     let backend = strata_backend::RecordingBackend::default();
     let recording = backend.recording();
     Model::load(&gguf, Box::new(backend), options).unwrap();
@@ -158,5 +159,5 @@ fn the_plan_counts_what_a_head_takes() {
     // Gate and up are 16 x 64 in Q8_0, 34 bytes for 32 weights; down is 64 x 16 in float16.
     assert_eq!(shape.part_bytes[8], [16 * 68, 16 * 68, 2048]);
     // Keys and values of two heads of 32.
-    assert_eq!(shape.float32_cache_bytes - before.float32_cache_bytes, 2 * 2 * 32 * 4);
+    assert_eq!(shape.cache_token_bytes - before.cache_token_bytes, 2 * 2 * 32 * 4);
 }

@@ -5,7 +5,7 @@ mod common;
 use std::path::Path;
 
 use common::{data, strata_mini};
-use strata_backend::RecordingBackend;
+use strata_backend::{KvType, RecordingBackend};
 use strata_gguf::Gguf;
 use strata_model::qwen4exp::{Config, Model, Options, memory_shape};
 
@@ -13,7 +13,7 @@ use strata_model::qwen4exp::{Config, Model, Options, memory_shape};
 #[track_caller]
 fn dense_weights_are_counted(path: &Path) {
     let gguf = Gguf::open(path).unwrap();
-    let shape = memory_shape(&gguf, &Config::read(&gguf, None).unwrap(), 256).unwrap();
+    let shape = memory_shape(&gguf, &Config::read(&gguf, None).unwrap(), 256, KvType::Bfloat16).unwrap();
     let experts = shape.experts * shape.part_bytes.len() as u64;
     let backend = RecordingBackend::default();
     let recording = backend.recording();
@@ -35,7 +35,7 @@ fn dense_weights_are_those_that_are_loaded() {
 #[test]
 fn the_numbers_of_the_shipped_model() {
     let gguf = Gguf::open(&strata_mini("strata-mini-iq2xs-q4_0.gguf")).unwrap();
-    let shape = memory_shape(&gguf, &Config::read(&gguf, None).unwrap(), 256).unwrap();
+    let shape = memory_shape(&gguf, &Config::read(&gguf, None).unwrap(), 256, KvType::Bfloat16).unwrap();
     assert_eq!((shape.experts, shape.top_k), (96, 8));
     assert_eq!(shape.part_bytes, [[64 * 74, 64 * 74, 256 * 2 * 18]; 12]);
     assert_eq!(shape.ple_row_bytes, 18);

@@ -1,7 +1,7 @@
 //! What the processor's passes and states take, without making them.
 
 use strata_kernels::attention::KvCache;
-use strata_kernels::{Arithmetic, gdn};
+use strata_kernels::gdn;
 
 use super::CpuBackend;
 use crate::{PassShape, StateShape};
@@ -11,7 +11,7 @@ const F32: u64 = size_of::<f32>() as u64;
 
 impl CpuBackend {
     /// Bytes of a state when its context is full.
-    pub fn state_bytes(shape: &StateShape, arithmetic: Arithmetic) -> u64 {
+    pub fn state_bytes(shape: &StateShape) -> u64 {
         let floats = |factors: &[usize]| factors.iter().fold(F32, |bytes, f| bytes.saturating_mul(*f as u64));
         match *shape {
             StateShape::Gdn { value_heads, head_dim, channels, history_rows } => {
@@ -20,8 +20,8 @@ impl CpuBackend {
             }
             StateShape::Ple { channels, history_rows } => floats(&[channels, history_rows]),
             StateShape::Residual { width } => floats(&[width]),
-            StateShape::Qsa { context_tokens, kv_heads, head_dim, indexer } => {
-                let cache = KvCache::bytes(arithmetic, kv_heads, head_dim, context_tokens) as u64;
+            StateShape::Qsa { context_tokens, kv, kv_heads, head_dim, indexer } => {
+                let cache = KvCache::bytes(kv, kv_heads, head_dim, context_tokens) as u64;
                 let (dim, block_tokens) = indexer.unwrap_or((0, 1));
                 let open = floats(&[block_tokens.min(context_tokens), dim]);
                 cache.saturating_add(open).saturating_add(floats(&[context_tokens / block_tokens, dim]))
@@ -41,6 +41,7 @@ impl CpuBackend {
 mod tests {
     use super::super::pass::Pass;
     use super::*;
+    use crate::KvType;
 
     #[test]
     fn a_row_is_what_a_pass_allocates_for_it() {
@@ -75,17 +76,25 @@ mod tests {
         // 48 matrices of 128 by 128 and three rows of 10,240; narrow ones are padded.
         let gdn = |head_dim| StateShape::Gdn { value_heads: 48, head_dim, channels: 10_240, history_rows: 3 };
         let history = 4 * 3 * 10_240;
-        assert_eq!(CpuBackend::state_bytes(&gdn(128), Arithmetic::Float32), 4 * 48 * 128 * 128 + history);
-        assert_eq!(CpuBackend::state_bytes(&gdn(8), Arithmetic::Float32), 4 * 48 * 8 * 32 + history);
+        assert_eq!(CpuBackend::state_bytes(&gdn(128)), 4 * 48 * 128 * 128 + history);
+        assert_eq!(CpuBackend::state_bytes(&gdn(8)), 4 * 48 * 8 * 32 + history);
 
-        let qsa = |context_tokens, indexer| StateShape::Qsa { context_tokens, kv_heads: 2, head_dim: 256, indexer };
-        let bytes = |shape: &StateShape, arithmetic| CpuBackend::state_bytes(shape, arithmetic);
+        let qsa = |kv, context_tokens, indexer| {
+            CpuBackend::state_bytes(&StateShape::Qsa { context_tokens, kv, kv_heads: 2, head_dim: 256, indexer })
+        };
         // Keys and values of two heads of 256; a key of 128 for each block of four tokens, and four open ones.
-        assert_eq!(bytes(&qsa(4000, None), Arithmetic::Float32), 4000 * 2 * 2 * 256 * 4);
-        assert_eq!(bytes(&qsa(4000, None), Arithmetic::Bfloat16), 4000 * 2 * 2 * 256 * 2);
-        let indexed = qsa(4000, Some((128, 4)));
-        assert_eq!(bytes(&indexed, Arithmetic::Bfloat16), 4000 * 2 * 2 * 256 * 2 + 1004 * 128 * 4);
-        assert_eq!(bytes(&StateShape::Ple { channels: 40, history_rows: 9 }, Arithmetic::Float32), 4 * 360);
-        assert!(bytes(&qsa(usize::MAX, Some((128, 4))), Arithmetic::Bfloat16) > 1 << 63);
+        assert_eq!(qsa(KvType::Float32, 4000, None), 4000 * 2 * 2 * 256 * 4);
+        assert_eq!(qsa(KvType::Bfloat16, 4000, None), 4000 * 2 * 2 * 256 * 2);
+        assert_eq!(qsa(KvType::Q8_0, 4000, None), 4000 * 2 * 2 * 256 / 32 * 34);
+        assert_eq!(qsa(KvType::Bfloat16, 4000, Some((128, 4))), 4000 * 2 * 2 * 256 * 2 + 1004 * 128 * 4);
+        assert_eq!(CpuBackend::state_bytes(&StateShape::Ple { channels: 40, history_rows: 9 }), 4 * 360);
+        // The longest context of the published model, in its twelve layers: values of the specification's table, and the
+        // indexer's keys.
+        for (kv, value_bytes) in [(KvType::Float32, 4.0), (KvType::Bfloat16, 2.0), (KvType::Q8_0, 34.0 / 32.0)] {
+            let token_bytes = (12_288.0 * value_bytes) as u64 + 12 * 128 * 4 / 4;
+            let bytes = 12 * qsa(kv, 262_144, Some((128, 4)));
+            assert_eq!(bytes, 262_144 * token_bytes + 12 * 4 * 128 * 4, "{kv:?}");
+        }
+        assert!(qsa(KvType::Bfloat16, usize::MAX, Some((128, 4))) > 1 << 63);
     }
 }

@@ -23,8 +23,9 @@ use self::kept::Kept;
 use self::pass::{Pass, Scratch, zeroed};
 use self::states::State;
 use crate::{
-    Backend, BackendError, Choice, DraftInput, ExpertShape, Field, GroupEntry, HyperRead, MatrixData, MatrixId, Mixer,
-    PassId, PassShape, Ple, Qsa, Routes, SavedState, SharedExpert, StateId, StatePart, StateShape, Ticket, VectorId,
+    Backend, BackendError, Choice, DraftInput, ExpertShape, Field, GroupEntry, HyperRead, KvType, MatrixData, MatrixId,
+    Mixer, PassId, PassShape, Ple, Qsa, Routes, SavedState, SharedExpert, StateId, StatePart, StateShape, Ticket,
+    VectorId,
 };
 
 /// Computes on the processor.
@@ -166,8 +167,12 @@ impl Backend for CpuBackend {
         Ok(PassId(self.passes.len() as u32 - 1))
     }
 
+    fn default_kv(&self) -> KvType {
+        KvType::of(self.cpu.arithmetic())
+    }
+
     fn new_state(&mut self, shape: &StateShape) -> Result<StateId, BackendError> {
-        let new = State::new(shape, self.cpu.arithmetic())?;
+        let new = State::new(shape)?;
         let free = self.states.iter().position(Option::is_none);
         let at = free.unwrap_or(self.states.len());
         if free.is_none() {

@@ -1,6 +1,5 @@
 //! What a sequence keeps from one token to the next (spec 6.7).
 
-use strata_kernels::Arithmetic;
 use strata_kernels::attention::KvCache;
 use strata_kernels::gdn;
 
@@ -37,7 +36,7 @@ pub(super) struct QsaState {
 }
 
 impl State {
-    pub(super) fn new(shape: &StateShape, arithmetic: Arithmetic) -> Result<Self, BackendError> {
+    pub(super) fn new(shape: &StateShape) -> Result<Self, BackendError> {
         Ok(match *shape {
             StateShape::Gdn { value_heads, head_dim, channels, history_rows } => Self::Gdn(GdnState {
                 matrix: gdn::State::new(value_heads, head_dim, head_dim).map_err(|_| BackendError::OutOfMemory {
@@ -48,10 +47,10 @@ impl State {
             }),
             StateShape::Ple { channels, history_rows } => Self::Ple(History::new(history_rows, channels)?),
             StateShape::Residual { width } => Self::Residual(zeroed(width, "residual")?),
-            StateShape::Qsa { context_tokens, kv_heads, head_dim, indexer } => {
+            StateShape::Qsa { context_tokens, kv, kv_heads, head_dim, indexer } => {
                 let (dim, block_tokens) = indexer.unwrap_or((0, 1));
-                let cache = KvCache::new(arithmetic, kv_heads, head_dim, context_tokens);
-                let bytes = KvCache::bytes(arithmetic, kv_heads, head_dim, context_tokens);
+                let cache = KvCache::new(kv, kv_heads, head_dim, context_tokens);
+                let bytes = KvCache::bytes(kv, kv_heads, head_dim, context_tokens);
                 Self::Qsa(QsaState {
                     cache: cache.ok_or(BackendError::OutOfMemory { what: CACHE, bytes })?,
                     open_keys: reserved(block_tokens.min(context_tokens), dim)?,

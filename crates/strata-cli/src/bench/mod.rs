@@ -24,12 +24,13 @@ struct Side {
 }
 
 /// What --compare can compare.
-const COMPARED: [&str; 12] = [
+const COMPARED: [&str; 13] = [
     "arena-gb",
     "forecast-min",
     "io",
     "io-depth",
     "isa",
+    "kv",
     "lookahead",
     "memory-gb",
     "pass",

@@ -56,7 +56,7 @@ pub(crate) struct TimingFlags {
     #[arg(long, value_name = "FILE")]
     pub(crate) text: Option<PathBuf>,
     /// Compare two values of a setting in turns: KEY=A,B, as in lookahead=off,router, with a key of arena-gb,
-    /// forecast-min, io, io-depth, isa, lookahead, memory-gb, pass, ple, precise, strip, threads.
+    /// forecast-min, io, io-depth, isa, kv, lookahead, memory-gb, pass, ple, precise, strip, threads.
     #[arg(long, value_name = "KEY=A,B")]
     pub(crate) compare: Option<String>,
     /// Show where the time goes, on standard error.

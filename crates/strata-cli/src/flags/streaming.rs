@@ -5,13 +5,17 @@ use strata_engine::ReaderKind;
 
 use super::plan::gib;
 
-/// How memory is divided, and how experts come from the drive. None of these can change a result.
+/// How memory is divided, and how experts come from the drive. None of these but --kv can change a result.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Memory and drive")]
 pub(crate) struct StreamingFlags {
     /// The most memory of the whole process, in GiB [default: what the machine can spare].
     #[arg(long, value_name = "GIB", value_parser = gib)]
     pub(crate) memory_gb: Option<u64>,
+    /// What keys and values of attention are kept in: 34 bytes for 32 values in q8_0 [default: bf16, or f32 with
+    /// --precise and where products are in float32].
+    #[arg(long, value_enum)]
+    pub(crate) kv: Option<KvFlag>,
     /// The most memory of the arena of experts, in GiB [default: what is left].
     #[arg(long, value_name = "GIB", value_parser = gib)]
     pub(crate) arena_gb: Option<u64>,
@@ -33,6 +37,17 @@ pub(crate) struct StreamingFlags {
     /// Lock the arena in memory, so that it is never swapped out; auto = where this user may lock so much.
     #[arg(long, value_enum, default_value_t = LockFlag::Auto)]
     pub(crate) lock: LockFlag,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum KvFlag {
+    /// Float32, and attention computes in it.
+    F32,
+    /// Bfloat16.
+    Bf16,
+    /// Eight bits, and a scale for each 32 values.
+    #[value(name = "q8_0")]
+    Q8_0,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -230,6 +230,11 @@ fn parity_of_settings() {
     // Attending to everything is another computation, in the attention layers only: the first of them is layer 3.
     assert_eq!(ran.code, Some(1), "{ran:?}");
     assert!(ran.stdout.contains("first difference: layer03, "), "{ran:?}");
+    // What keys and values are kept in shows in attention first, and hides nothing else.
+    model.runs(&["parity", "kv=q8_0", "kv=q8_0,threads=1,pass=50,strip=7,pieces=3:100:1"]).ok();
+    let ran = model.runs(&["parity", "default", "kv=q8_0"]);
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    assert!(ran.stdout.contains("first difference: layer03, mixer_output, "), "{ran:?}");
     model.runs(&["parity", "default", "context=5"]).fails(1, &["context"]);
 }
 

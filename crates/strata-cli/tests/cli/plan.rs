@@ -67,6 +67,20 @@ fn limits_are_kept_and_said() {
     assert_eq!(2 * number(&short, "cache_bytes"), number(&long, "cache_bytes"));
 }
 
+/// Three of the shipped model's layers attend, with 2 key/value heads of 64; the indexer keeps a key of 64 for 8 tokens.
+#[test]
+fn a_long_context_by_what_keys_and_values_are_kept_in() {
+    // In Q8_0 four tokens of a head have 256 codes and a line of 64 bytes for the scales.
+    for (kv, head_bytes) in [("f32", 64 * 4), ("bf16", 64 * 2), ("q8_0", (256 + 64) / 4)] {
+        let shown = plan(&["--context", "262144", "--kv", kv]);
+        parts_sum_up(&shown);
+        assert_eq!(number(&shown, "cache_bytes"), 262_144 * 3 * (2 * 2 * head_bytes + 64 * 4 / 8), "{kv}");
+    }
+    assert_eq!(plan(&["--precise"])["cache_bytes"], plan(&["--kv", "f32"])["cache_bytes"]);
+    assert_eq!(plan(&["--isa", "portable"])["cache_bytes"], plan(&["--kv", "f32"])["cache_bytes"]);
+    strata(&["plan", "--kv", "q4_0"]).fails(2, &["q4_0", "f32, bf16, q8_0"]);
+}
+
 /// What an error says is enough is enough, and less is not.
 #[test]
 fn errors_give_advice_that_works() {

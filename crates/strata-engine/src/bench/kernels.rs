@@ -13,6 +13,7 @@ use strata_kernels::{Arithmetic, Cpu};
 use strata_model::ModelError;
 
 use super::Spread;
+use super::attention::{self, AttentionBench};
 use super::weights::{Cursor, Weights};
 use crate::synth::blocks::Random;
 use crate::{EngineError, Stop};
@@ -30,6 +31,8 @@ const PANEL_ROWS: usize = 16;
 /// Samples of each kernel, and how long one takes at least.
 const SAMPLES: usize = 5;
 const SAMPLE: Duration = Duration::from_millis(80);
+/// Turns of each layer in a sample of `attention`; before each, as much is read as no cache holds.
+const TURNS: usize = 8;
 /// The machine's reading is measured on one of so many parts of the weights at a time.
 const READ_PARTS: usize = 4;
 
@@ -44,6 +47,8 @@ pub enum KernelKind {
     Dense,
     /// Routed experts with some rows each: gathered, gate and up, silu, down.
     Grouped,
+    /// One token's choice of blocks and attention, in 32,768 tokens of context.
+    Attention,
 }
 
 /// A kernel with a type of weights and a number of input rows.
@@ -51,7 +56,7 @@ pub enum KernelKind {
 pub struct KernelCase {
     /// What it does.
     pub kind: KernelKind,
-    /// Type of the weights; of `Grouped`, of gate and up.
+    /// Type of the weights; of `Grouped`, of gate and up; of `Attention`, what keys and values are kept in.
     pub ty: TensorType,
     /// Input rows; of `Grouped`, of each expert.
     pub rows: usize,
@@ -65,6 +70,7 @@ impl KernelKind {
             Self::Row => "row",
             Self::Dense => "dense",
             Self::Grouped => "grouped",
+            Self::Attention => "attention",
         }
     }
 }
@@ -86,7 +92,8 @@ impl KernelCase {
             ]
             .map(|(kind, rows)| Self { kind, ty, rows })
         };
-        Self::TYPES.into_iter().flat_map(of_type).collect()
+        let attention = |ty| attention::kv_type(ty).map(|_| Self { kind: KernelKind::Attention, ty, rows: 1 });
+        Self::TYPES.into_iter().flat_map(|ty| of_type(ty).into_iter().chain(attention(ty))).collect()
     }
 
     /// `[outputs, inputs]` of its matrix.
@@ -112,9 +119,9 @@ pub struct KernelRate {
     pub case: KernelCase,
     /// Operations per second, two for a multiply-add.
     pub flops_per_second: f64,
-    /// Bytes of weights per second.
+    /// Bytes of weights, or of keys, values and the indexer's keys, per second.
     pub bytes_per_second: f64,
-    /// Weights per second.
+    /// Weights, or keys and values, per second.
     pub weights_per_second: f64,
     /// The most operations per second of the arithmetic in use.
     pub peak_flops_per_second: f64,
@@ -132,10 +139,10 @@ impl KernelRate {
 
 /// What one call of a kernel does.
 #[derive(Clone, Copy)]
-struct Unit {
-    flops: usize,
-    bytes: usize,
-    weights: usize,
+pub(super) struct Unit {
+    pub(super) flops: usize,
+    pub(super) bytes: usize,
+    pub(super) weights: usize,
 }
 
 /// A machine ready to be measured.
@@ -144,6 +151,8 @@ pub struct KernelBench {
     weights: Weights,
     /// Down matrices of experts whose other types have no rows so short.
     downs: Weights,
+    /// Of the type at hand.
+    attention: Option<AttentionBench>,
     /// `[PASS_ROWS][HIDDEN]`.
     x: Vec<f32>,
     out: Vec<f32>,
@@ -160,7 +169,7 @@ impl KernelBench {
         let mut downs = Weights::allocate(weight_bytes / 8)?;
         downs.fill(&cpu, Q2_0);
         let group = (2 * cpu.threads()).max(8);
-        Some(Self { cpu, weights, downs, x, out: Vec::new(), group })
+        Some(Self { cpu, weights, downs, attention: None, x, out: Vec::new(), group })
     }
 
     /// The least memory for weights: two of the largest matrices in float32.
@@ -180,7 +189,7 @@ impl KernelBench {
     /// Measures kernels with weights of one type, in turns with each other and the machine's limits.
     ///
     /// # Errors
-    /// When it is stopped.
+    /// When it is stopped, or memory does not suffice.
     ///
     /// # Panics
     /// When the types differ.
@@ -188,6 +197,10 @@ impl KernelBench {
         let Some(first) = cases.first() else { return Ok(Vec::new()) };
         assert!(cases.iter().all(|case| case.ty == first.ty), "kernels of one type");
         self.weights.fill(&self.cpu, first.ty);
+        self.attention = match attention::kv_type(first.ty) {
+            Some(kv) if cases.iter().any(|case| case.kind == KernelKind::Attention) => Some(AttentionBench::new(kv)?),
+            _ => None,
+        };
         let mut units: Vec<Unit> = Vec::new();
         let mut cursors = vec![(Cursor::default(), Cursor::default()); cases.len()];
         for (case, cursors) in cases.iter().zip(&mut cursors) {
@@ -204,7 +217,16 @@ impl KernelBench {
                 if stop.load(Ordering::Relaxed) {
                     return Err(ModelError::Cancelled.into());
                 }
-                seconds.push(self.sample(*case, cursors));
+                match &mut self.attention {
+                    Some(attention) if case.kind == KernelKind::Attention => {
+                        for turn in 0..TURNS {
+                            let part = self.weights.part(sample + turn, READ_PARTS);
+                            peak_bytes.push(read_bytes_per_second(&self.cpu, part));
+                            seconds.push(turn_seconds(&self.cpu, attention));
+                        }
+                    }
+                    _ => seconds.push(self.sample(*case, cursors)),
+                }
             }
         }
         let peak_flops_per_second = Spread::of(peak_flops).median;
@@ -243,6 +265,7 @@ impl KernelBench {
             KernelKind::Decode => self.decode(case, &mut cursors.0),
             KernelKind::Row | KernelKind::Dense => self.product(case, &mut cursors.0),
             KernelKind::Grouped => self.grouped(case, cursors),
+            KernelKind::Attention => self.attention.as_mut().expect("it was made for the type").call(&self.cpu, 0),
         }
     }
 
@@ -301,6 +324,15 @@ impl KernelBench {
         let bytes = (2 * gate_bytes + down_bytes) * count;
         Unit { flops: 2 * 3 * weights * case.rows * count, bytes, weights: 3 * weights * count }
     }
+}
+
+/// Seconds of a call, of one after another for each layer.
+fn turn_seconds(cpu: &Cpu, bench: &mut AttentionBench) -> f64 {
+    let start = Instant::now();
+    for layer in 0..attention::LAYERS {
+        bench.call(cpu, layer);
+    }
+    start.elapsed().as_secs_f64() / attention::LAYERS as f64
 }
 
 /// Bytes of weights of a type.

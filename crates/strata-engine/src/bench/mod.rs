@@ -4,6 +4,7 @@
 //! between the samples, so that they can be held against them.
 //! Refuses: to judge. It gives numbers.
 
+mod attention;
 mod decode;
 pub mod drive;
 mod kernels;

@@ -3,6 +3,8 @@
 //! A row's tiles are made of its own tokens only, in their order, by grains of the cache; a token of a grain that the row
 //! does not attend to has probability 0, and its value is taken as 0 whatever lies there. Queries, and probabilities
 //! relative to the largest score so far, are rounded to bfloat16; the softmax divides by the sum of the rounded ones.
+//! A cache in Q8_0 is decoded on the way, four grains of keys or 64 dimensions of a tile's values at a time, and computed
+//! with as if it had been kept in bfloat16.
 
 use std::arch::x86_64::*;
 use std::array::from_fn;
@@ -11,23 +13,23 @@ use std::mem::transmute;
 use std::ops::Range;
 use std::ptr::null;
 
-use super::cache::{GRAIN_TOKENS, Line, grain_lines, padded};
-use super::{KvCache, Queries, Ranges, Selections};
+use super::cache::{GRAIN_TOKENS, Grains, Line, PADDING, Store};
+use super::decode::{decode_keys, decode_values};
+use super::tiles::{TILE_GRAINS, TILE_TOKENS, Tile, Tiles};
+use super::{KvCache, KvType, Queries, Selections};
+use crate::Cpu;
 use crate::math::exp;
 use crate::pool::DisjointMut;
 use crate::vector::{LANES, fold, prefetch};
-use crate::{Arithmetic, Cpu};
 
-/// Grains of a tile.
-const TILE_GRAINS: usize = 16;
-/// Tokens of a tile.
-const TILE_TOKENS: usize = TILE_GRAINS * GRAIN_TOKENS;
 /// Token pairs of a tile.
 const TILE_PAIRS: usize = TILE_TOKENS / 2;
 /// Neighbouring rows that go through their tiles together: what one reads of the cache, the next finds nearby.
 const ROWS: usize = 8;
 /// Query heads whose sums a product keeps in registers, times four registers each.
 const HEADS: usize = 6;
+/// Lines of values, of each token pair, that sums are kept of.
+const VALUE_LINES: usize = 4;
 
 /// Calls the form of a function for as many heads as are left, at most [`HEADS`].
 macro_rules! for_heads {
@@ -62,6 +64,8 @@ struct Scratch {
     softmax: Vec<Softmax>,
     /// `[heads]`: what earlier sums are multiplied with.
     factors: Vec<f32>,
+    /// Keys of four grains, or [`VALUE_LINES`] of both pairs of a tile's grains, decoded.
+    decoded: Vec<Line>,
 }
 
 /// The softmax of one row and head, so far.
@@ -78,24 +82,16 @@ thread_local! {
 /// The keys and values of one key/value head.
 #[derive(Clone, Copy)]
 struct Head<'a> {
-    keys: &'a [Line],
-    values: &'a [Line],
+    stored: &'a [Line],
     /// The first line of this head in a grain, and lines from one grain to the next.
     first: usize,
     stride: usize,
-    dim: usize,
+    grains: Grains,
 }
 
-pub(super) fn attend(
-    cpu: &Cpu,
-    cache: &KvCache,
-    [keys, values]: [&[Line]; 2],
-    queries: &Queries<'_>,
-    selections: &Selections,
-    out: &mut [f32],
-) {
-    assert_eq!(cpu.arithmetic(), Arithmetic::Bfloat16, "attend: the cache is of another arithmetic");
-    let (kv_heads, dim) = (cache.heads(), cache.dim());
+pub(super) fn attend(cpu: &Cpu, cache: &KvCache, queries: &Queries<'_>, selections: &Selections, out: &mut [f32]) {
+    let Store::Grains(stored) = &cache.store else { unreachable!("float32 is attended to in float32") };
+    let (kv_heads, dim, grains) = (cache.heads(), cache.dim(), cache.grains());
     let (rows, group) = (selections.rows(), queries.heads / kv_heads);
     let row_groups = rows.div_ceil(ROWS);
     // With few rows there are more threads than tasks: then the heads of a group are shared out.
@@ -109,14 +105,21 @@ pub(super) fn attend(
         || (),
         |(), task| {
             let (kv_head, part, row_group) = (task / row_groups / parts, task / row_groups % parts, task % row_groups);
-            let lines = grain_lines(dim);
-            let head = Head { keys, values, first: kv_head * lines, stride: kv_heads * lines, dim };
+            let lines = 2 * grains.lines();
+            let head = Head { stored, first: kv_head * lines, stride: kv_heads * lines, grains };
             let heads = kv_head * group + part * part_heads..kv_head * group + group.min((part + 1) * part_heads);
             let rows = row_group * ROWS..rows.min((row_group + 1) * ROWS);
             SCRATCH.with_borrow_mut(|scratch| {
                 // SAFETY: only a processor that has the instructions computes in bfloat16.
-                unsafe { attend_rows(&head, queries, heads.clone(), rows.clone(), selections, scratch) };
-                let width = padded(dim) / LANES;
+                unsafe {
+                    match grains.kv {
+                        KvType::Q8_0 => {
+                            attend_rows::<true>(&head, queries, heads.clone(), rows.clone(), selections, scratch);
+                        }
+                        _ => attend_rows::<false>(&head, queries, heads.clone(), rows.clone(), selections, scratch),
+                    }
+                }
+                let width = grains.width() / LANES;
                 for (i, (row, h)) in rows.flat_map(|row| heads.clone().map(move |h| (row, h))).enumerate() {
                     let scale = 1.0 / scratch.softmax[i].sum;
                     // SAFETY: this task alone writes these rows of these heads.
@@ -132,45 +135,9 @@ pub(super) fn attend(
     );
 }
 
-/// A part of a row's tokens: grains, and which of their tokens are meant.
-struct Tile {
-    grains: [usize; TILE_GRAINS],
-    len: usize,
-    /// Bit `4 g + t`: token `t` of grain `g`.
-    mask: u64,
-}
-
-/// Cuts a row's ranges into tiles.
-struct Tiles<'a> {
-    ranges: Ranges<'a>,
-    /// What is left of the last range.
-    rest: Range<usize>,
-}
-
-impl Tiles<'_> {
-    fn next(&mut self) -> Option<Tile> {
-        let mut tile = Tile { grains: [0; TILE_GRAINS], len: 0, mask: 0 };
-        while tile.len < TILE_GRAINS {
-            if self.rest.is_empty() {
-                let Some(range) = self.ranges.next() else { break };
-                self.rest = range;
-            }
-            let start = self.rest.start;
-            let grain = start / GRAIN_TOKENS;
-            let end = self.rest.end.min((grain + 1) * GRAIN_TOKENS);
-            let tokens = ((1 << (end - start)) - 1) << (start % GRAIN_TOKENS);
-            tile.grains[tile.len] = grain;
-            tile.mask |= tokens << (GRAIN_TOKENS * tile.len);
-            tile.len += 1;
-            self.rest.start = end;
-        }
-        (tile.len > 0).then_some(tile)
-    }
-}
-
 /// Leaves the unscaled sums and the softmax of `[rows][heads]` in `scratch`.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma")]
-fn attend_rows(
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+fn attend_rows<const Q8: bool>(
     head: &Head<'_>,
     queries: &Queries<'_>,
     heads: Range<usize>,
@@ -178,43 +145,53 @@ fn attend_rows(
     selections: &Selections,
     scratch: &mut Scratch,
 ) {
-    let (width, count) = (padded(head.dim), heads.len());
+    let (dim, width, count) = (head.grains.dim, head.grains.width(), heads.len());
     scratch.prepare(rows.len() * count, count, width);
-    let Scratch { queries: rounded, sums, scores, weights, softmax, factors } = scratch;
+    let Scratch { queries: rounded, sums, scores, weights, softmax, factors, decoded } = scratch;
+    let decoded = decoded.as_mut_ptr();
     let rounded: *mut u16 = rounded.as_mut_ptr().cast();
     for row in 0..rows.len() {
         for h in 0..count {
             let at = ((rows.start + row) * queries.heads + heads.start + h) * queries.stride;
             // SAFETY: `prepare` made room for `[rows][heads][width]`.
-            unsafe { round_query(&queries.values[at..][..head.dim], rounded.add((row * count + h) * width)) };
+            unsafe { round_query(&queries.values[at..][..dim], rounded.add((row * count + h) * width)) };
         }
     }
-    let mut tiles: [Option<Tiles<'_>>; ROWS] = from_fn(|row| {
-        (row < rows.len()).then(|| Tiles { ranges: selections.row(rows.start + row).ranges(), rest: 0..0 })
-    });
-    let mut is_left = true;
-    while is_left {
-        is_left = false;
-        for row in 0..rows.len() {
-            let Some(tile) = tiles[row].as_mut().and_then(Tiles::next) else { continue };
-            is_left = true;
-            // SAFETY: `locate` checks the grains; `prepare` made room for the rest, all of which this function owns.
-            unsafe {
-                let located = head.locate(&tile);
-                let query = rounded.add(row * count * width).cast_const();
-                score_tile(query, count, width, &located, tile.len, scores.as_mut_ptr());
-                let scale = 1.0 / (head.dim as f32).sqrt();
-                for h in 0..count {
-                    let scores = &mut scores[h * (TILE_TOKENS / LANES)..][..TILE_TOKENS / LANES];
-                    let scores = scores.try_into().expect("the scores of a tile");
-                    let weights = &mut weights[2 * h..][..2];
-                    factors[h] = softmax[row * count + h].add_tile(scores, scale, tile.mask, weights);
-                }
-                let sums = sums.as_mut_ptr().cast::<f32>().add(row * count * width);
-                add_values(weights.as_ptr().cast(), factors, width, &located[1], &tile, sums);
+    let mut tiles: [Option<Tiles<'_>>; ROWS] =
+        from_fn(|row| (row < rows.len()).then(|| Tiles::of(selections.row(rows.start + row).ranges())));
+    let mut turn = 0;
+    let mut coming = next_tile(&mut tiles, &mut turn).map(|(row, tile)| (row, head.locate(&tile), tile));
+    while let Some((row, located, tile)) = coming {
+        coming = next_tile(&mut tiles, &mut turn).map(|(row, tile)| (row, head.locate(&tile), tile));
+        let coming = coming.as_ref().map(|(_, located, _)| located);
+        // SAFETY: `locate` checks the grains; `prepare` made room for the rest, all of which this function owns.
+        unsafe {
+            let query = rounded.add(row * count * width).cast_const();
+            score_tile::<Q8>(query, count, head.grains, &located, tile.len, coming, decoded, scores.as_mut_ptr());
+            let scale = 1.0 / (dim as f32).sqrt();
+            for h in 0..count {
+                let scores = &mut scores[h * (TILE_TOKENS / LANES)..][..TILE_TOKENS / LANES];
+                let scores = scores.try_into().expect("the scores of a tile");
+                let weights = &mut weights[2 * h..][..2];
+                factors[h] = softmax[row * count + h].add_tile(scores, scale, tile.mask, weights);
             }
+            let sums = sums.as_mut_ptr().cast::<f32>().add(row * count * width);
+            let weights = weights.as_ptr().cast();
+            add_values::<Q8>(weights, factors, head.grains, &located, &tile, coming, decoded, sums);
         }
     }
+}
+
+/// The next tile of the next row that has one; rows take turns.
+fn next_tile(tiles: &mut [Option<Tiles<'_>>; ROWS], turn: &mut usize) -> Option<(usize, Tile)> {
+    for _ in 0..ROWS {
+        let row = *turn % ROWS;
+        *turn += 1;
+        if let Some(tile) = tiles[row].as_mut().and_then(Tiles::next) {
+            return Some((row, tile));
+        }
+    }
+    None
 }
 
 impl Scratch {
@@ -224,10 +201,11 @@ impl Scratch {
                 buffer.resize(len, value);
             }
         }
-        at_least(&mut self.queries, (rows_heads * width * 2).div_ceil(size_of::<Line>()), Line([0; 32]));
+        at_least(&mut self.queries, (rows_heads * width * 2).div_ceil(size_of::<Line>()), Line::ZERO);
         at_least(&mut self.sums, rows_heads * width / LANES, Floats([0.0; LANES]));
         at_least(&mut self.scores, heads * TILE_TOKENS / LANES, Floats([0.0; LANES]));
-        at_least(&mut self.weights, heads * 2, Line([0; 32]));
+        at_least(&mut self.weights, heads * 2, Line::ZERO);
+        at_least(&mut self.decoded, (width / 2).max(TILE_GRAINS * 2 * VALUE_LINES), Line::ZERO);
         self.sums[..rows_heads * width / LANES].fill(Floats([0.0; LANES]));
         self.softmax.clear();
         self.softmax.resize(rows_heads, Softmax { largest: f32::NEG_INFINITY, sum: 0.0 });
@@ -236,20 +214,17 @@ impl Scratch {
     }
 }
 
-/// Where the grains of a tile begin, by fours. Places that have no grain repeat the first.
+/// Where the grains of a tile begin, by fours: keys, then values. Places that have no grain repeat the first.
 type Quads = [[*const Line; 4]; TILE_GRAINS / 4];
 
 impl Head<'_> {
-    /// The keys and the values of a tile's grains.
-    fn locate(&self, tile: &Tile) -> [Quads; 2] {
-        let mut out = [[[null(); 4]; TILE_GRAINS / 4]; 2];
+    fn locate(&self, tile: &Tile) -> Quads {
+        let mut out = [[null(); 4]; TILE_GRAINS / 4];
         for i in 0..TILE_GRAINS {
             let grain = tile.grains[if i < tile.len { i } else { 0 }];
             let at = self.first + grain * self.stride;
-            let end = at + grain_lines(self.dim);
-            assert!(end <= self.keys.len() && end <= self.values.len(), "attend: grain {grain} is not in the cache");
-            out[0][i / 4][i % 4] = self.keys[at..].as_ptr();
-            out[1][i / 4][i % 4] = self.values[at..].as_ptr();
+            assert!(at + 2 * self.grains.lines() <= self.stored.len(), "attend: grain {grain} is not in the cache");
+            out[i / 4][i % 4] = self.stored[at..].as_ptr();
         }
         out
     }
@@ -258,11 +233,11 @@ impl Head<'_> {
 /// Rounds a query to bfloat16 and pads it with zeros.
 ///
 /// # Safety
-/// `out` must be writable for `padded(query.len())` values.
+/// `out` must be writable for as many values as [`Grains::width`] says.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 unsafe fn round_query(query: &[f32], out: *mut u16) {
-    for at in (0..padded(query.len())).step_by(LANES) {
+    for at in (0..query.len().next_multiple_of(PADDING)).step_by(LANES) {
         let mask = ((1u32 << query.len().saturating_sub(at).min(LANES)) - 1) as __mmask16;
         // SAFETY: the mask ends at the query's end; the caller made room for the padding.
         unsafe {
@@ -274,32 +249,54 @@ unsafe fn round_query(query: &[f32], out: *mut u16) {
 }
 
 /// Products of `heads` queries with the keys of a tile, `[heads][TILE_TOKENS]`, written up to the last grain's quad. Asks
-/// for what comes after: the values of the same grains, and the keys of the next.
+/// for the keys of the tile that comes next: by then they are in the second cache.
 ///
 /// # Safety
-/// `query` must be readable for `[heads][width]`, keys for their lines, and `out` writable for all scores.
+/// `query` must be readable for `[heads][width]`, keys for their lines, and `decoded` and `out` writable for four grains
+/// and for all scores.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-unsafe fn score_tile(
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,f16c")]
+#[allow(clippy::too_many_arguments)] // one step of the caller's loop
+unsafe fn score_tile<const Q8: bool>(
     query: *const u16,
     heads: usize,
-    width: usize,
-    [keys, values]: &[Quads; 2],
-    grains: usize,
+    grains: Grains,
+    keys: &Quads,
+    tile_grains: usize,
+    coming: Option<&Quads>,
+    decoded: *mut Line,
     out: *mut Floats,
 ) {
-    for quad in 0..grains.div_ceil(4) {
+    let width = grains.width();
+    for quad in 0..tile_grains.div_ceil(4) {
+        let mut near = keys[quad];
+        if Q8 {
+            for g in 0..4 {
+                // SAFETY: by the caller's promise; four grains have `width / 2` lines.
+                near[g] = unsafe { decode_keys(near[g].cast(), grains, decoded.add(g * width / 8)) };
+            }
+        }
         let mut h = 0;
         while h < heads {
             // SAFETY: head `h` and those after it are within `heads`; the rest is the caller's promise.
             unsafe {
                 let (query, out) = (query.add(h * width), out.add(h * (TILE_TOKENS / LANES) + quad));
-                let coming = [values[quad], keys[(quad + 1) % keys.len()]];
-                let coming = if h == 0 { &coming[..] } else { &[] };
-                for_heads!(heads - h, score_quad, (query, width, keys[quad], coming, out));
+                let coming = part_of(coming, quad, h, heads);
+                for_heads!(heads - h, score_quad, (query, width, near, coming, grains.lines(), out));
             }
             h += HEADS;
         }
+    }
+}
+
+/// The grains of a quad of the next tile that are asked for while the heads from `h` on are computed: what is asked for is
+/// spread over the heads, so that memory is never asked for more than it is soon to give.
+#[inline]
+fn part_of(coming: Option<&Quads>, quad: usize, h: usize, heads: usize) -> &[*const Line] {
+    match coming {
+        Some(coming) if heads <= HEADS => &coming[quad],
+        Some(coming) if h < 2 * HEADS => &coming[quad][h / HEADS * 2..][..2],
+        _ => &[],
     }
 }
 
@@ -313,7 +310,8 @@ unsafe fn score_quad<const H: usize>(
     query: *const u16,
     width: usize,
     keys: [*const Line; 4],
-    coming: &[[*const Line; 4]],
+    coming: &[*const Line],
+    coming_lines: usize,
     out: *mut Floats,
 ) {
     // SAFETY: by the caller's promise; a line of keys goes with eight values of each query.
@@ -324,9 +322,9 @@ unsafe fn score_quad<const H: usize>(
             for g in 0..4 {
                 key[g] = _mm512_load_si512(keys[g].add(line).cast());
             }
-            for quad in coming {
-                for g in 0..4 {
-                    prefetch(quad[g].wrapping_add(line));
+            if line < coming_lines {
+                for grain in coming {
+                    prefetch(grain.wrapping_add(line));
                 }
             }
             for h in 0..H {
@@ -410,36 +408,56 @@ impl Softmax {
     }
 }
 
-/// `sums = sums * factor + weights * values` for all heads: `weights` is `[heads][TILE_PAIRS]`, `sums` `[heads][width]`.
+/// `sums = sums * factor + weights * values` for all heads: `weights` is `[heads][TILE_PAIRS]`, `sums` `[heads][width]`. Asks
+/// for the values of the tile that comes next.
 ///
 /// # Safety
-/// Values must be readable for their lines, `weights` and `sums` for the heads that `factors` has, `sums` writable.
+/// Values must be readable for their lines, `weights` and `sums` for the heads that `factors` has, `sums` writable, and
+/// `decoded` for [`VALUE_LINES`] of both pairs of all grains.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-unsafe fn add_values(weights: *const i32, factors: &[f32], width: usize, values: &Quads, tile: &Tile, sums: *mut f32) {
-    let values = &values.as_flattened()[..tile.len];
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,f16c")]
+#[allow(clippy::too_many_arguments)] // one step of the caller's loop
+unsafe fn add_values<const Q8: bool>(
+    weights: *const i32,
+    factors: &[f32],
+    grains: Grains,
+    values: &Quads,
+    tile: &Tile,
+    coming: Option<&Quads>,
+    decoded: *mut Line,
+    sums: *mut f32,
+) {
+    let width = grains.width();
+    let heads = factors.len();
     let is_whole = tile.mask == u64::MAX >> (64 - GRAIN_TOKENS * tile.len);
-    for line in (0..width / LANES).step_by(4) {
+    for line in (0..width / LANES).step_by(VALUE_LINES) {
+        let mut near = [null(); TILE_GRAINS];
+        for g in 0..tile.len {
+            let grain = values[g / 4][g % 4].wrapping_add(grains.lines());
+            // SAFETY: by the caller's promise.
+            near[g] = unsafe {
+                match Q8 {
+                    true => decode_values(grain.cast(), grains, line, decoded.add(g * 2 * VALUE_LINES)),
+                    false => grain.add(line),
+                }
+            };
+        }
+        let near = &near[..tile.len];
+        let pair_lines = if Q8 { VALUE_LINES } else { width / LANES };
         let mut h = 0;
         while h < factors.len() {
             let factors = &factors[h..];
             // SAFETY: head `h` and those after it are within `factors`; the rest is the caller's promise.
             unsafe {
                 let (weights, sums) = (weights.add(h * TILE_PAIRS), sums.add(h * width + line * LANES));
+                let (left, mask) = (factors.len(), tile.mask);
+                // A tile has as many groups of lines as quads, if heads are 256 wide.
+                let coming = part_of(coming, line / VALUE_LINES % coming.map_or(1, |quads| quads.len()), h, heads);
+                let coming = (coming, grains.lines());
                 if is_whole {
-                    for_heads!(
-                        factors.len(),
-                        add_lines,
-                        true,
-                        (weights, factors, width, values, line, tile.mask, sums)
-                    );
+                    for_heads!(left, add_lines, true, (weights, factors, width, near, pair_lines, coming, mask, sums));
                 } else {
-                    for_heads!(
-                        factors.len(),
-                        add_lines,
-                        false,
-                        (weights, factors, width, values, line, tile.mask, sums)
-                    );
+                    for_heads!(left, add_lines, false, (weights, factors, width, near, pair_lines, coming, mask, sums));
                 }
             }
             h += HEADS;
@@ -447,18 +465,20 @@ unsafe fn add_values(weights: *const i32, factors: &[f32], width: usize, values:
     }
 }
 
-/// [`add_values`] for `H` heads and four lines of values.
+/// [`add_values`] for `H` heads and [`VALUE_LINES`] of each pair of tokens, `pair_lines` from one pair to the next.
 ///
 /// # Safety
 /// As for [`add_values`].
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+#[allow(clippy::too_many_arguments)] // one step of the caller's loop
 unsafe fn add_lines<const H: usize, const WHOLE: bool>(
     weights: *const i32,
     factors: &[f32],
     width: usize,
     values: &[*const Line],
-    line: usize,
+    pair_lines: usize,
+    (coming, coming_lines): (&[*const Line], usize),
     mask: u64,
     sums: *mut f32,
 ) {
@@ -473,7 +493,12 @@ unsafe fn add_lines<const H: usize, const WHOLE: bool>(
         }
         for (g, grain) in values.iter().enumerate() {
             for pair in 2 * g..2 * g + 2 {
-                let at = grain.add(pair % 2 * (width / LANES) + line);
+                let at = grain.add(pair % 2 * pair_lines);
+                if pair < coming_lines {
+                    for grain in coming {
+                        prefetch(grain.wrapping_add(coming_lines + pair));
+                    }
+                }
                 let mut value = [_mm512_setzero_si512(); 4];
                 for i in 0..4 {
                     value[i] = _mm512_load_si512(at.add(i).cast());

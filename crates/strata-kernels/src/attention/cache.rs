@@ -1,24 +1,70 @@
-//! Keys and values of a sequence, in the layout that an arithmetic reads fastest.
+//! Keys and values of a sequence, in the types that they may be kept in and layouts that attention reads fast.
+
+use std::ops::Range;
+
+use strata_gguf::TensorType;
+use strata_quant::encode_row;
+use strata_quant::fields::f16_at;
 
 use crate::Arithmetic;
 use crate::bfloat16::{round, to_f32};
 
-/// Tokens that lie together in a bfloat16 cache.
+/// Tokens that lie together, but for float32.
 pub(super) const GRAIN_TOKENS: usize = 4;
-/// Dimensions are padded with zeros to a multiple of this in a bfloat16 cache: what a product keeps sums of.
-const PADDING: usize = 64;
-/// Dimensions in a line of keys.
-const KEY_LINE: usize = 8;
-/// Dimensions in a line of values.
-const VALUE_LINE: usize = 16;
+/// Dimensions are padded with zeros to a multiple of this in grains: what a product keeps sums of.
+pub(super) const PADDING: usize = 64;
+/// Values in a line of bfloat16, in whose order the values of a grain lie.
+const LINE_VALUES: usize = 32;
+/// Dimensions that lie together, of one token.
+const RUN: usize = 8;
+/// Dimensions that share a scale in [`KvType::Q8_0`].
+pub(super) const BLOCK: usize = 32;
 
-/// One register of bfloat16.
+/// What keys and values are kept in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KvType {
+    /// Float32. Attention over it computes in float32 whatever the processor's arithmetic is.
+    Float32,
+    /// Bfloat16.
+    Bfloat16,
+    /// Eight bits a value, and a float16 scale for each 32 dimensions of a token's head: GGML's Q8_0.
+    Q8_0,
+}
+
+impl KvType {
+    /// Every one.
+    pub const ALL: [Self; 3] = [Self::Float32, Self::Bfloat16, Self::Q8_0];
+
+    /// The name used on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Float32 => "f32",
+            Self::Bfloat16 => "bf16",
+            Self::Q8_0 => "q8_0",
+        }
+    }
+
+    /// The type that loses nothing that products of this arithmetic would use.
+    pub fn of(arithmetic: Arithmetic) -> Self {
+        match arithmetic {
+            Arithmetic::Float32 => Self::Float32,
+            Arithmetic::Bfloat16 => Self::Bfloat16,
+        }
+    }
+}
+
+/// One register.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
-pub(super) struct Line(pub(super) [u16; 32]);
+pub(super) struct Line(pub(super) [u8; 64]);
+
+impl Line {
+    pub(super) const ZERO: Self = Self([0; 64]);
+}
 
 /// Rotated, normalised keys, and values, of all key/value heads.
 pub struct KvCache {
+    kv: KvType,
     heads: usize,
     dim: usize,
     tokens: usize,
@@ -26,46 +72,179 @@ pub struct KvCache {
     pub(super) store: Store,
 }
 
-/// The bfloat16 layouts are `[grain of 4 tokens][head]`, then for keys lines of `[4 tokens][8 dims]`, for values
-/// `[2 token pairs]` lines of `[16 dims][2 tokens]`. Tokens that a grain does not have yet are zeros.
 pub(super) enum Store {
     /// `[tokens][heads][dim]`.
-    Float32 {
-        keys: Vec<f32>,
-        values: Vec<f32>,
-    },
-    Bfloat16 {
-        keys: Vec<Line>,
-        values: Vec<Line>,
-    },
+    Rows { keys: Vec<f32>, values: Vec<f32> },
+    /// `[grain of 4 tokens][head][keys, values]`, as [`Grains`] says. Tokens that a grain does not have yet are zeros.
+    Grains(Vec<Line>),
 }
 
-impl KvCache {
-    /// An empty cache with room for `capacity_tokens`, or `None` when there is not enough memory.
-    pub fn new(arithmetic: Arithmetic, heads: usize, dim: usize, capacity_tokens: usize) -> Option<Self> {
-        // The number of tokens is a user's wish: it may be absurd.
-        let store = match arithmetic {
-            Arithmetic::Float32 => {
-                let len = capacity_tokens.saturating_mul(heads * dim);
-                Store::Float32 { keys: reserved(len)?, values: reserved(len)? }
+/// How the keys or values of a grain lie in one head.
+///
+/// Keys are `[dim / 8][4 tokens][8 dims]`, values `[2 token pairs][dim / 16][16 dims][2 tokens]`. In
+/// [`KvType::Q8_0`] these are bytes, and before them are the scales, `[dim / 32][4 tokens]`, in whole lines.
+#[derive(Clone, Copy)]
+pub(super) struct Grains {
+    pub(super) kv: KvType,
+    pub(super) dim: usize,
+}
+
+/// Keys or values.
+#[derive(Clone, Copy)]
+pub(super) enum Part {
+    Keys,
+    Values,
+}
+
+impl Part {
+    /// Where the values of a token's dimensions from `RUN * run` are in a grain: the first, and the step from one to the
+    /// next.
+    #[inline(always)]
+    fn run(self, width: usize, token: usize, run: usize) -> (usize, usize) {
+        match self {
+            Self::Keys => (run * LINE_VALUES + token * RUN, 1),
+            Self::Values => (token / 2 * 2 * width + run / 2 * LINE_VALUES + run % 2 * 2 * RUN + token % 2, 2),
+        }
+    }
+}
+
+impl Grains {
+    /// Dimensions, padded.
+    pub(super) fn width(self) -> usize {
+        self.dim.next_multiple_of(PADDING)
+    }
+
+    /// Lines of scales in a grain.
+    pub(super) fn scale_lines(self) -> usize {
+        match self.kv {
+            KvType::Q8_0 => (self.width() / BLOCK * GRAIN_TOKENS * 2).div_ceil(size_of::<Line>()),
+            _ => 0,
+        }
+    }
+
+    /// Lines of one head's keys in a grain, and of its values.
+    pub(super) fn lines(self) -> usize {
+        let value_bytes = if self.kv == KvType::Q8_0 { 1 } else { 2 };
+        self.scale_lines() + GRAIN_TOKENS * self.width() * value_bytes / size_of::<Line>()
+    }
+
+    /// The keys or values of a head in a grain that holds both.
+    #[inline(always)]
+    fn place(self, part: Part) -> Range<usize> {
+        match part {
+            Part::Keys => 0..self.lines(),
+            Part::Values => self.lines()..2 * self.lines(),
+        }
+    }
+
+    /// Rounds a token's keys or values into a head's grain. `buffer` is for blocks on their way.
+    fn write(self, part: Part, head: &mut [Line], token: usize, values: &[f32], buffer: &mut Vec<u8>) {
+        let width = self.width();
+        let grain = &mut head[self.place(part)];
+        if self.kv != KvType::Q8_0 {
+            for (run, values) in values.chunks(RUN).enumerate() {
+                let (first, step) = part.run(width, token, run);
+                for (i, value) in values.iter().enumerate() {
+                    let at = first + i * step;
+                    grain[at / LINE_VALUES].0[at % LINE_VALUES * 2..][..2]
+                        .copy_from_slice(&round(*value).to_le_bytes());
+                }
             }
-            Arithmetic::Bfloat16 => {
-                let len = capacity_tokens.div_ceil(GRAIN_TOKENS).saturating_mul(heads * grain_lines(dim));
-                Store::Bfloat16 { keys: reserved(len)?, values: reserved(len)? }
+            return;
+        }
+        let (scales, codes) = grain.split_at_mut(self.scale_lines());
+        for (block, values) in values.chunks(BLOCK).enumerate() {
+            let mut padded = [0.0; BLOCK];
+            padded[..values.len()].copy_from_slice(values);
+            buffer.clear();
+            if encode_row(TensorType::Q8_0, &padded, buffer).is_err() {
+                // What no scale reaches, and what is no number, stays no number.
+                buffer.extend_from_slice(&NAN_SCALE.to_le_bytes());
+                buffer.resize(2 + BLOCK, 0);
+            }
+            let at = (block * GRAIN_TOKENS + token) * 2;
+            scales[at / 64].0[at % 64..][..2].copy_from_slice(&buffer[..2]);
+            for (run, block_codes) in buffer[2..].chunks_exact(RUN).enumerate() {
+                let (first, step) = part.run(width, token, block * (BLOCK / RUN) + run);
+                for (i, code) in block_codes.iter().enumerate() {
+                    let at = first + i * step;
+                    codes[at / 64].0[at % 64] = *code;
+                }
+            }
+        }
+    }
+
+    /// The keys or values of a token and head in a cache of `heads` heads, `[dim]`.
+    #[inline(always)]
+    pub(super) fn read_token(
+        self,
+        part: Part,
+        stored: &[Line],
+        heads: usize,
+        (token, head): (usize, usize),
+        out: &mut [f32],
+    ) {
+        let lines = 2 * self.lines();
+        let head = &stored[(token / GRAIN_TOKENS * heads + head) * lines..][..lines];
+        let (grain, token) = (&head[self.place(part)], token % GRAIN_TOKENS);
+        let width = self.width();
+        let codes = &grain[self.scale_lines()..];
+        for (run, out) in out.chunks_mut(RUN).enumerate() {
+            let (first, step) = part.run(width, token, run);
+            if self.kv == KvType::Q8_0 {
+                let at = (run / (BLOCK / RUN) * GRAIN_TOKENS + token) * 2;
+                let scale = f16_at(&grain[at / 64].0, at % 64);
+                let line = &codes[first / 64].0[first % 64..];
+                for (i, o) in out.iter_mut().enumerate() {
+                    *o = scale * f32::from(line[i * step] as i8);
+                }
+            } else {
+                let line = &codes[first / LINE_VALUES].0[first % LINE_VALUES * 2..];
+                for (i, o) in out.iter_mut().enumerate() {
+                    *o = to_f32(u16::from_le_bytes([line[2 * i * step], line[2 * i * step + 1]]));
+                }
+            }
+        }
+    }
+}
+
+/// A float16 that is no number.
+const NAN_SCALE: u16 = 0x7e00;
+
+impl KvCache {
+    /// An empty cache with room for `capacity_tokens`, or `None` when there is not enough memory. The system hands the
+    /// memory out as tokens come.
+    pub fn new(kv: KvType, heads: usize, dim: usize, capacity_tokens: usize) -> Option<Self> {
+        // The number of tokens is a user's wish: it may be absurd.
+        let store = match kv {
+            KvType::Float32 => {
+                let len = capacity_tokens.saturating_mul(heads * dim);
+                Store::Rows { keys: reserved(len)?, values: reserved(len)? }
+            }
+            _ => {
+                let lines = Grains { kv, dim }.lines();
+                let len = capacity_tokens.div_ceil(GRAIN_TOKENS).saturating_mul(heads * 2 * lines);
+                Store::Grains(reserved(len)?)
             }
         };
-        Some(Self { heads, dim, tokens: 0, capacity_tokens, store })
+        Some(Self { kv, heads, dim, tokens: 0, capacity_tokens, store })
     }
 
     /// Memory that a cache takes when it is full; `usize::MAX` when that is no number.
-    pub fn bytes(arithmetic: Arithmetic, heads: usize, dim: usize, capacity_tokens: usize) -> usize {
-        let bytes = match arithmetic {
-            Arithmetic::Float32 => capacity_tokens.checked_mul(heads * dim * size_of::<f32>()),
-            Arithmetic::Bfloat16 => {
-                capacity_tokens.div_ceil(GRAIN_TOKENS).checked_mul(heads * grain_lines(dim) * size_of::<Line>())
+    pub fn bytes(kv: KvType, heads: usize, dim: usize, capacity_tokens: usize) -> usize {
+        let bytes = match kv {
+            KvType::Float32 => capacity_tokens.checked_mul(heads * dim * size_of::<f32>()),
+            _ => {
+                let grain_bytes = Grains { kv, dim }.lines() * size_of::<Line>();
+                capacity_tokens.div_ceil(GRAIN_TOKENS).checked_mul(heads * grain_bytes)
             }
         };
         bytes.and_then(|bytes| bytes.checked_mul(2)).unwrap_or(usize::MAX)
+    }
+
+    /// What keys and values are kept in.
+    pub fn kv(&self) -> KvType {
+        self.kv
     }
 
     /// Tokens in it.
@@ -88,13 +267,20 @@ impl KvCache {
         self.dim
     }
 
+    pub(super) fn grains(&self) -> Grains {
+        Grains { kv: self.kv, dim: self.dim }
+    }
+
     /// Forgets all tokens.
     pub fn clear(&mut self) {
         self.tokens = 0;
         match &mut self.store {
-            Store::Float32 { keys, values } => [keys, values].map(Vec::clear),
-            Store::Bfloat16 { keys, values } => [keys, values].map(Vec::clear),
-        };
+            Store::Rows { keys, values } => {
+                keys.clear();
+                values.clear();
+            }
+            Store::Grains(lines) => lines.clear(),
+        }
     }
 
     /// Forgets all tokens but the first `tokens`: what is appended next gives the same bytes as if they had never been.
@@ -104,32 +290,30 @@ impl KvCache {
     pub fn truncate(&mut self, tokens: usize) {
         assert!(tokens <= self.tokens, "cache: {tokens} tokens are to be kept of {}", self.tokens);
         self.tokens = tokens;
-        let (heads, dim) = (self.heads, self.dim);
+        let (heads, dim, grains) = (self.heads, self.dim, self.grains());
         match &mut self.store {
-            Store::Float32 { keys, values } => [keys, values].map(|store| store.truncate(tokens * heads * dim)),
-            Store::Bfloat16 { keys, values } => {
-                let head_lines = grain_lines(dim);
-                let kept = tokens.div_ceil(GRAIN_TOKENS) * heads * head_lines;
-                keys.truncate(kept);
-                values.truncate(kept);
+            Store::Rows { keys, values } => {
+                keys.truncate(tokens * heads * dim);
+                values.truncate(tokens * heads * dim);
+            }
+            Store::Grains(stored) => {
+                let lines = 2 * grains.lines();
+                stored.truncate(tokens.div_ceil(GRAIN_TOKENS) * heads * lines);
                 // Of the grain that is not full, the forgotten tokens become zeros again.
-                let last = tokens / GRAIN_TOKENS * heads * head_lines;
-                for place in tokens % GRAIN_TOKENS..GRAIN_TOKENS {
-                    for line in &mut keys[last..] {
-                        line.0[place * KEY_LINE..][..KEY_LINE].fill(0);
-                    }
-                    for head in values[last..].chunks_exact_mut(head_lines) {
-                        for line in &mut head[place / 2 * (head_lines / 2)..][..head_lines / 2] {
-                            line.0.chunks_exact_mut(2).for_each(|pair| pair[place % 2] = 0);
+                let nothing = vec![0.0; dim];
+                for head in stored[tokens / GRAIN_TOKENS * heads * lines..].chunks_exact_mut(lines) {
+                    for token in tokens % GRAIN_TOKENS..GRAIN_TOKENS {
+                        for part in [Part::Keys, Part::Values] {
+                            grains.write(part, head, token, &nothing, &mut Vec::new());
                         }
                     }
                 }
-                [(), ()]
             }
-        };
+        }
     }
 
-    /// Appends tokens: `keys` and `values` are `[tokens][heads][dim]`.
+    /// Appends tokens: `keys` and `values` are `[tokens][heads][dim]`. In [`KvType::Q8_0`], 32 dimensions of which one is
+    /// no number, or too large for any scale, become no numbers.
     ///
     /// # Panics
     /// When they do not fit, in shape or number.
@@ -137,80 +321,50 @@ impl KvCache {
         let tokens = keys.len() / (self.heads * self.dim);
         let whole = keys.len() == tokens * self.heads * self.dim && values.len() == keys.len();
         assert!(whole && tokens <= self.capacity_tokens - self.tokens, "cache: shapes differ, or it is full");
-        let (first, heads, dim) = (self.tokens, self.heads, self.dim);
+        let (first, heads, dim, grains) = (self.tokens, self.heads, self.dim, self.grains());
         match &mut self.store {
-            Store::Float32 { keys: old_keys, values: old_values } => {
+            Store::Rows { keys: old_keys, values: old_values } => {
                 old_keys.extend_from_slice(keys);
                 old_values.extend_from_slice(values);
             }
-            Store::Bfloat16 { keys: key_lines, values: value_lines } => {
-                let len = (first + tokens).div_ceil(GRAIN_TOKENS) * heads * grain_lines(dim);
-                key_lines.resize(len, Line([0; 32]));
-                value_lines.resize(len, Line([0; 32]));
-                let rows = keys.chunks_exact(dim).zip(values.chunks_exact(dim));
-                for (i, (key, value)) in rows.enumerate() {
+            Store::Grains(stored) => {
+                let lines = 2 * grains.lines();
+                stored.resize((first + tokens).div_ceil(GRAIN_TOKENS) * heads * lines, Line::ZERO);
+                let mut buffer = Vec::new();
+                for (i, (key, value)) in keys.chunks_exact(dim).zip(values.chunks_exact(dim)).enumerate() {
                     let (token, head) = (first + i / heads, i % heads);
-                    let lines = (token / GRAIN_TOKENS * heads + head) * grain_lines(dim);
-                    let place = token % GRAIN_TOKENS;
-                    for (line, key) in key_lines[lines..].iter_mut().zip(key.chunks(KEY_LINE)) {
-                        for (to, k) in line.0[place * KEY_LINE..].iter_mut().zip(key) {
-                            *to = round(*k);
-                        }
-                    }
-                    let lines = lines + place / 2 * (grain_lines(dim) / 2);
-                    for (line, value) in value_lines[lines..].iter_mut().zip(value.chunks(VALUE_LINE)) {
-                        for (to, v) in line.0.chunks_exact_mut(2).zip(value) {
-                            to[place % 2] = round(*v);
-                        }
-                    }
+                    let head = &mut stored[(token / GRAIN_TOKENS * heads + head) * lines..][..lines];
+                    grains.write(Part::Keys, head, token % GRAIN_TOKENS, key, &mut buffer);
+                    grains.write(Part::Values, head, token % GRAIN_TOKENS, value, &mut buffer);
                 }
             }
         }
         self.tokens += tokens;
     }
 
-    /// All keys, `[tokens][heads][dim]`.
+    /// All keys as rounded, `[tokens][heads][dim]`.
     pub fn keys(&self) -> Vec<f32> {
         match &self.store {
-            Store::Float32 { keys, .. } => keys.clone(),
-            Store::Bfloat16 { keys, .. } => {
-                self.unpacked(|lines, place, d| keys[lines + d / KEY_LINE].0[place * KEY_LINE + d % KEY_LINE])
-            }
+            Store::Rows { keys, .. } => keys.clone(),
+            Store::Grains(stored) => self.unpacked(Part::Keys, stored),
         }
     }
 
-    /// All values, `[tokens][heads][dim]`.
+    /// All values as rounded, `[tokens][heads][dim]`.
     pub fn values(&self) -> Vec<f32> {
         match &self.store {
-            Store::Float32 { values, .. } => values.clone(),
-            Store::Bfloat16 { values, .. } => self.unpacked(|lines, place, d| {
-                let line = lines + place / 2 * (grain_lines(self.dim) / 2) + d / VALUE_LINE;
-                values[line].0[d % VALUE_LINE * 2 + place % 2]
-            }),
+            Store::Rows { values, .. } => values.clone(),
+            Store::Grains(stored) => self.unpacked(Part::Values, stored),
         }
     }
 
-    /// Reads every value by the first line of its grain and head, its token's place in the grain and its dimension.
-    fn unpacked(&self, at: impl Fn(usize, usize, usize) -> u16) -> Vec<f32> {
-        let mut out = Vec::with_capacity(self.tokens * self.heads * self.dim);
-        for token in 0..self.tokens {
-            for head in 0..self.heads {
-                let lines = (token / GRAIN_TOKENS * self.heads + head) * grain_lines(self.dim);
-                out.extend((0..self.dim).map(|d| to_f32(at(lines, token % GRAIN_TOKENS, d))));
-            }
+    fn unpacked(&self, part: Part, stored: &[Line]) -> Vec<f32> {
+        let mut out = vec![0.0; self.tokens * self.heads * self.dim];
+        for (i, row) in out.chunks_exact_mut(self.dim).enumerate() {
+            self.grains().read_token(part, stored, self.heads, (i / self.heads, i % self.heads), row);
         }
         out
     }
-}
-
-/// `dim` as a bfloat16 cache pads it.
-pub(super) fn padded(dim: usize) -> usize {
-    dim.next_multiple_of(PADDING)
-}
-
-/// Lines of one head's keys in a grain, and of its values.
-pub(super) fn grain_lines(dim: usize) -> usize {
-    padded(dim) / KEY_LINE
 }
 
 /// Room that fills as tokens come: the system hands out memory when it is written.
@@ -227,10 +381,8 @@ mod tests {
     /// All that a cache holds, padding and empty places too.
     fn bits(cache: &KvCache) -> Vec<u32> {
         match &cache.store {
-            Store::Float32 { keys, values } => keys.iter().chain(values).map(|v| v.to_bits()).collect(),
-            Store::Bfloat16 { keys, values } => {
-                keys.iter().chain(values).flat_map(|line| line.0).map(u32::from).collect()
-            }
+            Store::Rows { keys, values } => keys.iter().chain(values).map(|v| v.to_bits()).collect(),
+            Store::Grains(lines) => lines.iter().flat_map(|line| line.0).map(u32::from).collect(),
         }
     }
 
@@ -240,11 +392,11 @@ mod tests {
         let width = heads * dim;
         let row = |token: usize, seed: usize| (0..width).map(move |i| (token * 100 + seed * 7 + i + 1) as f32);
         let rows = |tokens: std::ops::Range<usize>, seed| tokens.flat_map(|t| row(t, seed)).collect::<Vec<f32>>();
-        for arithmetic in [Arithmetic::Float32, Arithmetic::Bfloat16] {
+        for kv in KvType::ALL {
             for written in 0..=11 {
                 for kept in 0..=written {
-                    let mut cache = KvCache::new(arithmetic, heads, dim, 11).unwrap();
-                    let mut fresh = KvCache::new(arithmetic, heads, dim, 11).unwrap();
+                    let mut cache = KvCache::new(kv, heads, dim, 11).unwrap();
+                    let mut fresh = KvCache::new(kv, heads, dim, 11).unwrap();
                     cache.append(&rows(0..written, 1), &rows(0..written, 2));
                     cache.truncate(kept);
                     fresh.append(&rows(0..kept, 1), &rows(0..kept, 2));

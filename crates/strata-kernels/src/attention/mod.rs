@@ -1,6 +1,7 @@
 //! Sparse attention (spec 6.3).
 //!
-//! Owns: the cache of keys and values, the choice of blocks, and attention over the chosen tokens in either arithmetic.
+//! Owns: the cache of keys and values and the types it may have, the choice of blocks, and attention over the chosen
+//! tokens in either arithmetic.
 //! Promises: a row's result is a function of its own query and its own tokens, in their order: neighbours, strips,
 //! threads and what else lies in the cache do not show.
 //! Refuses: to know projections, norms and rotations; it is handed rotated queries and keys.
@@ -8,16 +9,19 @@
 #[cfg(target_arch = "x86_64")]
 mod bfloat16;
 mod cache;
+#[cfg(target_arch = "x86_64")]
+mod decode;
 mod float32;
 mod select;
+#[cfg(target_arch = "x86_64")]
+mod tiles;
 
-pub use cache::KvCache;
+pub use cache::{KvCache, KvType};
 pub use select::{Index, Ranges, Selected, Selections, best_blocks, block_scores};
 
-use self::cache::Store;
-use crate::Cpu;
 use crate::math::sigmoid;
 use crate::vector::{Lanes, dispatch};
+use crate::{Arithmetic, Cpu};
 
 /// Queries of a strip: head `h` of row `t` starts at `(t * heads + h) * stride`.
 #[derive(Clone, Copy)]
@@ -32,7 +36,8 @@ pub struct Queries<'a> {
 
 /// `out = softmax_j(q . k_j / sqrt(dim)) v_j` for each row and head over the row's selected tokens, in their order.
 ///
-/// `out` is `[rows][heads][dim]`, all of it written. A row without tokens has no result: it becomes NaN.
+/// `out` is `[rows][heads][dim]`, all of it written. A row without tokens has no result: it becomes NaN. Keys and values
+/// that are kept in less than float32 are rounded as the processor's arithmetic rounds; those in float32 are not.
 ///
 /// # Panics
 /// When shapes differ, or tokens were selected that the cache does not have.
@@ -44,12 +49,12 @@ pub fn attend(cpu: &Cpu, cache: &KvCache, queries: &Queries<'_>, selections: &Se
     assert!(whole, "attend: shapes differ");
     let visible = selections.visible_tokens();
     assert!(rows == 0 || visible <= cache.tokens(), "attend: {visible} tokens are seen of {}", cache.tokens());
-    match &cache.store {
-        Store::Float32 { keys, values } => float32::attend(cpu, cache, [keys, values], queries, selections, out),
+    match cpu.arithmetic() {
         #[cfg(target_arch = "x86_64")]
-        Store::Bfloat16 { keys, values } => bfloat16::attend(cpu, cache, [keys, values], queries, selections, out),
-        #[cfg(not(target_arch = "x86_64"))]
-        Store::Bfloat16 { .. } => unreachable!("this target has no products of bfloat16"),
+        Arithmetic::Bfloat16 if cache.kv() != KvType::Float32 => {
+            bfloat16::attend(cpu, cache, queries, selections, out);
+        }
+        _ => float32::attend(cpu, cache, queries, selections, out),
     }
 }
 

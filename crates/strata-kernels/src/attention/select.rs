@@ -47,10 +47,19 @@ pub struct Selected<'a> {
 
 /// Rows whose scores are found together: a key is read once for all of them.
 const SCORED_ROWS: usize = 16;
-/// Keys that one task finds the scores of.
-const TASK_KEYS: usize = 64;
+/// Keys whose products are found together.
+const KEYS: usize = 2;
 /// Keys that are asked for before their turn: they mostly come from memory, and a single row is soon done with them.
-const AHEAD: usize = 16;
+const AHEAD: usize = 32;
+/// Heads of queries whose products are found together.
+const HEADS: usize = 4;
+/// Keys that one task finds the scores of, at least: those of several rows at once are few, or its scores would not stay
+/// near.
+const TASK_KEYS: usize = 64;
+/// Scores that one task finds at most.
+const TASK_SCORES: usize = SCORED_ROWS * TASK_KEYS;
+/// Tasks for each thread, at least, where there are scores enough.
+const TASKS_A_THREAD: usize = 4;
 
 impl Selections {
     /// Every row attends to all tokens that it sees.
@@ -82,13 +91,16 @@ impl Selections {
             let scores_len = group.len() * blocks;
             self.scores.resize(self.scores.len().max(scores_len), 0.0);
             let scores = DisjointMut::new(&mut self.scores[..scores_len]);
+            // Keys that follow each other are soon at hand: stretches are as long as threads without work allow.
+            let task_keys = blocks / (TASKS_A_THREAD * cpu.threads());
+            let task_keys = task_keys.clamp(TASK_KEYS, TASK_SCORES / group.len()) / KEYS * KEYS;
             cpu.pool.run(
-                blocks.div_ceil(TASK_KEYS),
+                blocks.div_ceil(task_keys),
                 false,
                 || (),
                 |(), task| {
-                    let keys = task * TASK_KEYS..blocks.min((task + 1) * TASK_KEYS);
-                    let mut part = [0.0; SCORED_ROWS * TASK_KEYS];
+                    let keys = task * task_keys..blocks.min((task + 1) * task_keys);
+                    let mut part = [0.0; TASK_SCORES];
                     let part = &mut part[..group.len() * keys.len()];
                     block_scores(cpu.isa(), queries, &block_keys[keys.start * dim..keys.end * dim], width, dim, part);
                     for (row, part) in part.chunks_exact(keys.len()).enumerate() {
@@ -180,7 +192,6 @@ fn block_scores_body<V: Lanes, const FUSED: bool>(
     dim: usize,
     scores: &mut [f32],
 ) {
-    const TILE: usize = 4;
     let (rows, blocks) = (queries.len() / width, block_keys.len() / dim);
     let whole = width.is_multiple_of(dim) && queries.len() == rows * width && block_keys.len() == blocks * dim;
     assert!(whole && scores.len() == rows * blocks, "block scores: shapes differ");
@@ -192,43 +203,41 @@ fn block_scores_body<V: Lanes, const FUSED: bool>(
         let mut b = 0;
         // SAFETY of the products below: every query and key is `dim` long, and the numbers of heads and blocks are those
         // of the slices; `dispatch` vouches for the instructions.
-        while b + TILE <= blocks {
+        while b + KEYS <= blocks {
             if row == 0 {
-                for line in 0..TILE * dim / LANES {
+                for line in 0..KEYS * dim / LANES {
                     prefetch(key.wrapping_add((b + AHEAD) * dim + line * LANES));
                 }
             }
-            let mut sums = [0.0; TILE];
+            let mut sums = [0.0; KEYS];
             let mut h = 0;
-            while h + TILE <= heads {
+            while h + HEADS <= heads {
                 // SAFETY: see above.
                 let tile = unsafe {
-                    let keys =
-                        [key.add(b * dim), key.add((b + 1) * dim), key.add((b + 2) * dim), key.add((b + 3) * dim)];
                     let at = query.add(h * dim);
-                    dots::<V, FUSED, TILE, TILE>(keys, [at, at.add(dim), at.add(2 * dim), at.add(3 * dim)], dim)
+                    let queries = [at, at.add(dim), at.add(2 * dim), at.add(3 * dim)];
+                    dots::<V, FUSED, KEYS, HEADS>([key.add(b * dim), key.add((b + 1) * dim)], queries, dim)
                 };
-                for i in 0..TILE {
+                for i in 0..KEYS {
                     for product in tile[i] {
                         sums[i] += product.max(0.0);
                     }
                 }
-                h += TILE;
+                h += HEADS;
             }
             while h < heads {
                 // SAFETY: see above.
                 let tile = unsafe {
-                    let keys =
-                        [key.add(b * dim), key.add((b + 1) * dim), key.add((b + 2) * dim), key.add((b + 3) * dim)];
-                    dots::<V, FUSED, TILE, 1>(keys, [query.add(h * dim)], dim)
+                    let keys = [key.add(b * dim), key.add((b + 1) * dim)];
+                    dots::<V, FUSED, KEYS, 1>(keys, [query.add(h * dim)], dim)
                 };
-                for i in 0..TILE {
+                for i in 0..KEYS {
                     sums[i] += tile[i][0].max(0.0);
                 }
                 h += 1;
             }
-            scores[b..b + TILE].copy_from_slice(&sums);
-            b += TILE;
+            scores[b..b + KEYS].copy_from_slice(&sums);
+            b += KEYS;
         }
         while b < blocks {
             let mut sum = 0.0;
@@ -255,14 +264,18 @@ fn best_blocks_body<V: Lanes, const FUSED: bool>(scores: &[f32], out: &mut [u32]
     let budget = out.len();
     assert!(budget <= scores.len(), "{budget} best of {} blocks", scores.len());
     // The bits of numbers that are not negative are in the order of the numbers: halve their range until `low` is the
-    // largest score that `budget` blocks reach.
+    // largest score that `budget` blocks reach, or one that just so many do.
     let (mut low, mut high) = (0, f32::INFINITY.to_bits() as i32 + 1);
     while high - low > 1 {
         let middle = low + (high - low) / 2;
-        if reaching(scores, middle) >= budget {
+        let count = reaching(scores, middle);
+        if count >= budget {
             low = middle;
         } else {
             high = middle;
+        }
+        if count == budget {
+            break;
         }
     }
     let mut equals = if budget == 0 { 0 } else { budget - reaching(scores, low + 1) };

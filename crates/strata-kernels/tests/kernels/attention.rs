@@ -1,10 +1,12 @@
 //! Sparse attention: scores and choice of blocks, the cache, and attention in both arithmetics.
 
 use proptest::prelude::*;
-use strata_kernels::attention::{Index, KvCache, Queries, Selections, attend, best_blocks, block_scores, gate};
+use strata_gguf::TensorType;
+use strata_kernels::attention::{Index, KvCache, KvType, Queries, Selections, attend, best_blocks, block_scores, gate};
 use strata_kernels::bfloat16::{round, to_f32};
 use strata_kernels::math::exp;
 use strata_kernels::{Arithmetic, Cpu, Isa};
+use strata_quant::{decode_row, encode_row};
 
 use crate::reference::{Random, THREADS, assert_close, bits, cpus, dot_in_lanes, is_fused, isas, poison, sigmoid};
 
@@ -166,9 +168,9 @@ impl Case {
         &self.values[(token * self.kv_heads + head / (self.heads / self.kv_heads)) * self.dim..][..self.dim]
     }
 
-    fn cache(&self, cpu: &Cpu, keys: &[f32], values: &[f32], piece: usize) -> KvCache {
+    fn cache(&self, kv: KvType, keys: &[f32], values: &[f32], piece: usize) -> KvCache {
         let width = self.kv_heads * self.dim;
-        let mut cache = KvCache::new(cpu.arithmetic(), self.kv_heads, self.dim, keys.len() / width).unwrap();
+        let mut cache = KvCache::new(kv, self.kv_heads, self.dim, keys.len() / width).unwrap();
         for (keys, values) in keys.chunks(piece * width).zip(values.chunks(piece * width)) {
             cache.append(keys, values);
         }
@@ -203,8 +205,8 @@ impl Case {
     }
 
     /// All rows, and that each is what it is alone, over a cache in which all that it does not attend to is poison.
-    fn attend_every_way(&self, cpu: &Cpu) -> Vec<f32> {
-        let all = self.attend(cpu, &self.cache(cpu, &self.keys, &self.values, 7), 0, self.rows);
+    fn attend_every_way(&self, cpu: &Cpu, kv: KvType) -> Vec<f32> {
+        let all = self.attend(cpu, &self.cache(kv, &self.keys, &self.values, 7), 0, self.rows);
         let width = self.kv_heads * self.dim;
         for row in 0..self.rows {
             let (mut keys, mut values) = (vec![f32::NAN; self.keys.len()], vec![f32::NAN; self.keys.len()]);
@@ -213,7 +215,7 @@ impl Case {
                 keys[at.clone()].copy_from_slice(&self.keys[at.clone()]);
                 values[at.clone()].copy_from_slice(&self.values[at]);
             }
-            let alone = self.attend(cpu, &self.cache(cpu, &keys, &values, 100), row, 1);
+            let alone = self.attend(cpu, &self.cache(kv, &keys, &values, 100), row, 1);
             let of_all = &all[row * self.heads * self.dim..][..self.heads * self.dim];
             assert_eq!(bits(&alone), bits(of_all), "{self}, row {row} of {}", self.rows);
         }
@@ -303,7 +305,7 @@ fn float32_attention_is_what_it_promises_bit_by_bit() {
         for (size, tolerance) in SIZES.into_iter().zip([1e-6, 6e-6, 4e-3]) {
             let case = Case::random(&mut random, shape, size);
             for cpu in isas().map(|isa| Cpu::precise(isa, 1).unwrap()) {
-                let got = case.attend_every_way(&cpu);
+                let got = case.attend_every_way(&cpu, KvType::Float32);
                 let what = format!("{case}, queries up to {size}, {}", cpu.isa());
                 assert_eq!(bits(&got), bits(&case.in_float32(&cpu)), "{what}");
                 assert_close(&got, &case.reference(&cpu, |v| v).0, tolerance, &what);
@@ -323,7 +325,7 @@ fn bfloat16_attention_is_as_near_to_the_double_softmax_as_its_roundings_allow() 
         for size in SIZES {
             let case = Case::random(&mut random, shape, size);
             for cpu in bfloat16_isas().map(|isa| Cpu::fast(isa, 1).unwrap()) {
-                let got = case.attend_every_way(&cpu);
+                let got = case.attend_every_way(&cpu, KvType::Bfloat16);
                 let (want, magnitudes, largest_score) = case.reference(&cpu, |v| to_f32(round(v)));
                 // Each weight is wrong by a factor of up to 1 + e: it is rounded to 8 bits, and its score is a float32
                 // sum of `dim` products, scaled and reduced by the largest. A weighted mean with weights that are wrong
@@ -343,23 +345,85 @@ fn bfloat16_attention_is_as_near_to_the_double_softmax_as_its_roundings_allow() 
     }
 }
 
+/// What GGML's Q8_0 makes of a row, by the encoder and the decoder of files; a row is padded to whole blocks.
+fn through_q8_0(rows: &[f32], dim: usize) -> Vec<f32> {
+    let width = dim.next_multiple_of(32);
+    let mut out = Vec::new();
+    for row in rows.chunks_exact(dim) {
+        let (mut padded, mut blocks) = (row.to_vec(), Vec::new());
+        padded.resize(width, 0.0);
+        encode_row(TensorType::Q8_0, &padded, &mut blocks).unwrap();
+        decode_row(TensorType::Q8_0, &blocks, &mut padded);
+        out.extend_from_slice(&padded[..dim]);
+    }
+    out
+}
+
+/// A cache in a smaller type is computed with as if its values had come rounded, in the arithmetic at hand.
+#[test]
+fn what_is_kept_is_what_is_computed_with() {
+    let mut random = Random::new(11);
+    for &shape in SHAPES {
+        let case = Case::random(&mut random, shape, 3.0);
+        let rounded = |rows: &[f32]| rows.iter().map(|v| to_f32(round(*v))).collect::<Vec<_>>();
+        let [keys, values] = [&case.keys, &case.values];
+        let bfloat16 = [rounded(keys), rounded(values)];
+        let q8_0 = [through_q8_0(keys, case.dim), through_q8_0(values, case.dim)];
+        assert_ne!(&q8_0[0], keys);
+        let check = |cpu: &Cpu, kv, [keys, values]: &[Vec<f32>; 2], as_kv| {
+            let want = case.attend(cpu, &case.cache(as_kv, keys, values, 5), 0, case.rows);
+            assert!(want.iter().all(|v| v.is_finite()));
+            let what = format!("{case}, {kv:?}, {} {}", cpu.isa(), cpu.arithmetic());
+            assert_eq!(bits(&case.attend_every_way(cpu, kv)), bits(&want), "{what}");
+        };
+        for cpu in isas().map(|isa| Cpu::precise(isa, 1).unwrap()) {
+            check(&cpu, KvType::Bfloat16, &bfloat16, KvType::Float32);
+            check(&cpu, KvType::Q8_0, &q8_0, KvType::Float32);
+        }
+        for isa in bfloat16_isas() {
+            let cpu = Cpu::fast(isa, 1).unwrap();
+            check(&cpu, KvType::Q8_0, &q8_0, KvType::Bfloat16);
+            // A cache in float32 is attended to in float32, whatever the processor has.
+            let all = case.cache(KvType::Float32, keys, values, 5);
+            let want = case.attend(&Cpu::precise(isa, 1).unwrap(), &all, 0, case.rows);
+            assert_eq!(bits(&case.attend(&cpu, &all, 0, case.rows)), bits(&want), "{case}, {isa}");
+        }
+    }
+}
+
+#[test]
+fn what_q8_0_cannot_hold_is_no_number() {
+    let (dim, tokens) = (64, 5);
+    for wrong in [f32::NAN, f32::INFINITY, 1e30] {
+        let mut values = vec![1.0; tokens * dim];
+        values[3 * dim + 40] = wrong;
+        let mut cache = KvCache::new(KvType::Q8_0, 1, dim, tokens).unwrap();
+        cache.append(&vec![0.5; tokens * dim], &values);
+        for (i, value) in cache.values().iter().enumerate() {
+            // The block of 32 that has it, and no other.
+            let is_hit = (3 * dim + 32..4 * dim).contains(&i);
+            assert_eq!(value.is_nan(), is_hit, "{wrong}: value {i} is {value}");
+        }
+    }
+}
+
 #[test]
 fn rows_threads_and_pieces_do_not_show() {
     let mut random = Random::new(5);
     for shape in [(2, 12, 64), (1, 3, 20)] {
         let case = Case::new(&mut random, shape, 2.0, 70, if cfg!(miri) { 9 } else { 300 });
         let width = case.heads * case.dim;
-        for fast in [false, true] {
+        for (fast, kv) in [false, true].into_iter().flat_map(|fast| KvType::ALL.map(|kv| (fast, kv))) {
             for isa in isas() {
                 let cpu = |threads| if fast { Cpu::fast(isa, threads) } else { Cpu::precise(isa, threads) }.unwrap();
-                let cache = case.cache(&cpu(1), &case.keys, &case.values, 1);
+                let cache = case.cache(kv, &case.keys, &case.values, 1);
                 let all = case.attend(&cpu(1), &cache, 0, case.rows);
                 for threads in THREADS {
                     for strip in [1, 2, 5, 17, case.rows] {
                         let cpu = cpu(*threads);
                         let first = random.below(case.rows.min(200) - strip.min(8) + 1).min(case.rows - strip);
                         let got = case.attend(&cpu, &cache, first, strip);
-                        let what = format!("{case}, rows {first}+{strip}, {isa}, {threads} threads");
+                        let what = format!("{case}, rows {first}+{strip}, {kv:?}, {isa}, {threads} threads");
                         assert_eq!(bits(&got), bits(&all[first * width..(first + strip) * width]), "{what}");
                     }
                 }
@@ -376,7 +440,7 @@ fn a_row_may_attend_to_everything() {
             let cpu = if fast { Cpu::fast(isa, 2) } else { Cpu::precise(isa, 2) }.unwrap();
             let mut case = Case::new(&mut random, (2, 3, 24), 1.0, 61, 9);
             case.budget_blocks = 1000;
-            let cache = case.cache(&cpu, &case.keys, &case.values, 4);
+            let cache = case.cache(KvType::of(cpu.arithmetic()), &case.keys, &case.values, 4);
             let chosen = case.attend(&cpu, &cache, 0, case.rows);
             let mut selections = Selections::default();
             selections.set_everything(case.first_visible, case.rows);
@@ -393,10 +457,8 @@ fn a_cache_gives_back_what_it_was_given_as_rounded() {
     let mut random = Random::new(7);
     for (heads, dim) in [(1, 1), (2, 5), (3, 16), (2, 100), (2, 256)] {
         let (keys, values) = (random.floats(11 * heads * dim), random.floats(11 * heads * dim));
-        for (arithmetic, see) in
-            [(Arithmetic::Float32, (|v| v) as fn(f32) -> f32), (Arithmetic::Bfloat16, |v| to_f32(round(v)))]
-        {
-            let mut cache = KvCache::new(arithmetic, heads, dim, 11).unwrap();
+        for kv in KvType::ALL {
+            let mut cache = KvCache::new(kv, heads, dim, 11).unwrap();
             for _ in 0..2 {
                 cache.clear();
                 for piece in [0..3, 3..4, 4..4, 4..11] {
@@ -404,7 +466,11 @@ fn a_cache_gives_back_what_it_was_given_as_rounded() {
                     cache.append(&keys[at.clone()], &values[at]);
                     assert_eq!(cache.tokens(), piece.end);
                 }
-                let seen = |x: &[f32]| x.iter().map(|v| see(*v)).collect::<Vec<_>>();
+                let seen = |x: &[f32]| match kv {
+                    KvType::Float32 => x.to_vec(),
+                    KvType::Bfloat16 => x.iter().map(|v| to_f32(round(*v))).collect(),
+                    KvType::Q8_0 => through_q8_0(x, dim),
+                };
                 assert_eq!((cache.keys(), cache.values()), (seen(&keys), seen(&values)));
             }
         }
@@ -413,12 +479,13 @@ fn a_cache_gives_back_what_it_was_given_as_rounded() {
 
 #[test]
 fn an_absurd_cache_is_refused() {
-    for arithmetic in [Arithmetic::Float32, Arithmetic::Bfloat16] {
-        assert!(KvCache::new(arithmetic, 2, 256, usize::MAX).is_none());
-        assert_eq!(KvCache::bytes(arithmetic, 2, 256, usize::MAX), usize::MAX);
+    for kv in KvType::ALL {
+        assert!(KvCache::new(kv, 2, 256, usize::MAX).is_none());
+        assert_eq!(KvCache::bytes(kv, 2, 256, usize::MAX), usize::MAX);
     }
-    assert_eq!(KvCache::bytes(Arithmetic::Float32, 2, 256, 9), 2 * 9 * 2 * 256 * 4);
-    assert_eq!(KvCache::bytes(Arithmetic::Bfloat16, 2, 256, 9), 2 * 12 * 2 * 256 * 2);
+    assert_eq!(KvCache::bytes(KvType::Float32, 2, 256, 9), 2 * 9 * 2 * 256 * 4);
+    assert_eq!(KvCache::bytes(KvType::Bfloat16, 2, 256, 9), 2 * 12 * 2 * 256 * 2);
+    assert_eq!(KvCache::bytes(KvType::Q8_0, 2, 256, 9), 2 * 12 * 2 * 256 / 32 * 34);
 }
 
 #[test]
@@ -444,18 +511,19 @@ fn what_a_wider_head_left_behind_does_not_show() {
         // Both pad their queries to 128 dimensions; those of the first are infinite where the second has none.
         let mut wide = Case::new(&mut random, (1, 1, 128), 1.0, 5, 1);
         let narrow = Case::new(&mut random, (1, 1, 80), 1.0, 5, 1);
-        let before = narrow.attend_every_way(&cpu);
+        let before = narrow.attend_every_way(&cpu, KvType::Bfloat16);
         assert!(before.iter().all(|v| v.is_finite()));
         wide.queries.fill(f32::INFINITY);
-        wide.attend(&cpu, &wide.cache(&cpu, &wide.keys, &wide.values, 7), 0, 1);
-        assert_eq!(bits(&narrow.attend_every_way(&cpu)), bits(&before), "{}", cpu.isa());
+        wide.attend(&cpu, &wide.cache(KvType::Bfloat16, &wide.keys, &wide.values, 7), 0, 1);
+        assert_eq!(bits(&narrow.attend_every_way(&cpu, KvType::Bfloat16)), bits(&before), "{}", cpu.isa());
     }
 }
 
 #[test]
 fn tokens_that_the_cache_lacks_are_refused() {
-    for cpu in cpus().chain(bfloat16_isas().map(|isa| Cpu::fast(isa, 1).unwrap())) {
-        let mut cache = KvCache::new(cpu.arithmetic(), 1, 16, 8).unwrap();
+    let cpus = || cpus().chain(bfloat16_isas().map(|isa| Cpu::fast(isa, 1).unwrap()));
+    for (kv, cpu) in KvType::ALL.into_iter().flat_map(|kv| cpus().map(move |cpu| (kv, cpu))) {
+        let mut cache = KvCache::new(kv, 1, 16, 8).unwrap();
         cache.append(&[1.0; 5 * 16], &[1.0; 5 * 16]);
         let mut selections = Selections::default();
         for (visible, is_refused) in [(5, false), (6, true), (9, true)] {
@@ -463,7 +531,7 @@ fn tokens_that_the_cache_lacks_are_refused() {
             let queries = Queries { values: &[1.0; 2 * 16], heads: 1, stride: 16 };
             let run = || attend(&cpu, &cache, &queries, &selections, &mut [0.0; 2 * 16]);
             let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
-            assert_eq!(result.is_err(), is_refused, "{visible} of 5 tokens, {}", cpu.isa());
+            assert_eq!(result.is_err(), is_refused, "{visible} of 5 tokens, {kv:?}, {}", cpu.isa());
         }
     }
 }

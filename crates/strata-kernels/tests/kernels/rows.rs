@@ -3,13 +3,13 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use strata_kernels::attention::{KvCache, Queries, Selections, attend, best_blocks, block_scores, gate};
+use strata_kernels::attention::{KvCache, KvType, Queries, Selections, attend, best_blocks, block_scores, gate};
 use strata_kernels::conv::{MAX_TAPS, Window};
 use strata_kernels::experts::{Combined, combine};
 use strata_kernels::gdn::{HeadShape, State, Strip, chunked, convolve_heads, gates, norm_and_gate, recurrent};
 use strata_kernels::math::silu_times;
 use strata_kernels::rope::{Rope, rotate};
-use strata_kernels::{Arithmetic, Cpu, Isa, dot, hyper, norm, ple, route};
+use strata_kernels::{Cpu, Isa, dot, hyper, norm, ple, route};
 
 use crate::reference::{Random, assert_close, bits, doubles, isas, poison, same_bits, sigmoid, silu};
 
@@ -253,7 +253,7 @@ fn sizes_that_do_not_fit_are_refused() {
         shared: &v[..shared],
     };
     let cache = || {
-        let mut cache = KvCache::new(Arithmetic::Float32, 2, 4, 20).unwrap();
+        let mut cache = KvCache::new(KvType::Float32, 2, 4, 20).unwrap();
         cache.append(&[0.0; 128], &[0.0; 128]); // sixteen tokens
         cache
     };

@@ -1,6 +1,6 @@
 //! What a model takes of memory, from its numbers and the table of its tensors: nothing is loaded.
 
-use strata_backend::{Arithmetic, CpuBackend, PassShape};
+use strata_backend::{CpuBackend, KvType, PassShape};
 use strata_gguf::{Gguf, Tensor};
 use strata_store::plan::ModelShape;
 
@@ -14,22 +14,19 @@ const F32: u64 = size_of::<f32>() as u64;
 const PANEL_BYTES: u64 = 32 * (4 + 2);
 /// Rows that tiles are padded to.
 const TILE_ROWS: u64 = 16;
-/// Scores that a thread keeps of each token that a row attends to, and the token.
-const ATTENDED_BYTES: u64 = 64;
 /// A context of this many tokens is a whole number of blocks and cache lines.
 const MEASURED_TOKENS: usize = 1 << 20;
 
-/// The numbers that a memory plan of a file's model needs, for strips of `strip_rows`.
+/// The numbers that a memory plan of a file's model needs, for strips of `strip_rows` and keys and values kept in `kv`.
 ///
 /// # Errors
 /// When the file is no such model.
-pub fn memory_shape(gguf: &Gguf, config: &Config, strip_rows: usize) -> Result<ModelShape, ModelError> {
+pub fn memory_shape(gguf: &Gguf, config: &Config, strip_rows: usize, kv: KvType) -> Result<ModelShape, ModelError> {
     let mut part_bytes = Vec::with_capacity(config.layers);
     for layer in 0..config.layers {
         part_bytes.push(moe::routed(gguf, config, layer)?.map(|(_, range)| range.len_bytes));
     }
-    let float32 = sequence(config, Arithmetic::Float32);
-    let bfloat16 = sequence(config, Arithmetic::Bfloat16);
+    let sequence = sequence(config, kv);
     let table = match &config.ple {
         Some(_) => Some(weights::tensor(gguf, "per_layer_token_embd.weight")?),
         None => None,
@@ -52,25 +49,24 @@ pub fn memory_shape(gguf: &Gguf, config: &Config, strip_rows: usize) -> Result<M
     let budget_tokens = (config.attention.indexer_tokens + most_block_tokens(config)) as u64;
     let attention = &config.attention;
     let thread_values = 8 * (attention.heads * attention.head_dim) as u64;
+    // Of each token that a row attends to, itself and its weight in every head; keys or values of some, decoded.
+    let shared_heads = (attention.heads / attention.kv_heads.max(1)) as u64;
+    let attended_values = budget_tokens * (1 + shared_heads) + 128 * attention.head_dim as u64;
     Ok(ModelShape {
         dense_bytes: dense_bytes(gguf, config),
         experts: moe.experts as u64,
         top_k: moe.top_k as u64,
         part_bytes,
-        // The bfloat16 cache is padded to whole groups of four tokens.
-        state_bytes: float32
-            .fixed_bytes
-            .max(bfloat16.fixed_bytes)
-            .saturating_add(bfloat16.token_bytes.saturating_mul(3)),
-        float32_cache_bytes: float32.token_bytes,
-        bfloat16_cache_bytes: bfloat16.token_bytes,
+        // A cache may be padded to whole groups of four tokens.
+        state_bytes: sequence.fixed_bytes.saturating_add(sequence.token_bytes.saturating_mul(3)),
+        cache_token_bytes: sequence.token_bytes,
         // Scores of sixteen rows for each block.
         context_token_bytes: (16 * F32).div_ceil(most_block_tokens(config).max(1) as u64),
         strip_bytes: strip_bytes(gguf, config, strip_rows as u64)?,
         thread_bytes: PANEL_BYTES * (config.streams * hidden) as u64
             + TILE_ROWS * room_token_bytes
             + F32 * thread_values
-            + ATTENDED_BYTES * budget_tokens,
+            + F32 * attended_values,
         pass_token_bytes,
         room_token_bytes,
         ple_rows,
@@ -92,6 +88,7 @@ pub fn add_draft_head(
     config: &Config,
     head: &DraftHead,
     strip_rows: usize,
+    kv: KvType,
 ) -> Result<(), ModelError> {
     let gguf = head.file.as_deref().unwrap_or(trunk);
     let block = mtp::block(gguf)?;
@@ -104,17 +101,11 @@ pub fn add_draft_head(
     };
     let tensors = gguf.tensors().filter(|tensor| is_ours(&tensor.name));
     shape.dense_bytes += 3 * F32 * config.moe.experts as u64 + tensors.map(loaded_bytes).sum::<u64>();
-    let token_bytes = |arithmetic| {
-        let bytes = |context| {
-            let states = mtp::state_shapes(config, context);
-            states.iter().map(|state| CpuBackend::state_bytes(state, arithmetic)).sum::<u64>()
-        };
-        (bytes(2 * MEASURED_TOKENS) - bytes(MEASURED_TOKENS)) / MEASURED_TOKENS as u64
-    };
-    shape.float32_cache_bytes += token_bytes(Arithmetic::Float32);
-    shape.bfloat16_cache_bytes += token_bytes(Arithmetic::Bfloat16);
+    let bytes = |context| -> u64 { mtp::state_shapes(config, context, kv).iter().map(CpuBackend::state_bytes).sum() };
+    let token_bytes = (bytes(2 * MEASURED_TOKENS) - bytes(MEASURED_TOKENS)) / MEASURED_TOKENS as u64;
+    shape.cache_token_bytes += token_bytes;
     let wide = (config.streams * config.hidden) as u64;
-    shape.state_bytes += F32 * wide + 3 * token_bytes(Arithmetic::Bfloat16);
+    shape.state_bytes += F32 * wide + 3 * token_bytes;
     // Embeddings and streams side by side.
     shape.strip_bytes += 2 * F32 * wide * strip_rows as u64;
     Ok(())
@@ -128,7 +119,7 @@ pub fn window_bytes(config: &Config) -> u64 {
         MixerKind::Qsa { .. } => config.attention.indexer_dim,
     });
     let row_values = kept.sum::<usize>() + 2 * wide;
-    sequence(config, Arithmetic::Float32).fixed_bytes + F32 * (DECODE_ROWS * row_values) as u64
+    sequence(config, KvType::Float32).fixed_bytes + F32 * (DECODE_ROWS * row_values) as u64
 }
 
 fn most_block_tokens(config: &Config) -> usize {
@@ -145,16 +136,16 @@ struct SequenceBytes {
     token_bytes: u64,
 }
 
-fn sequence(config: &Config, arithmetic: Arithmetic) -> SequenceBytes {
+fn sequence(config: &Config, kv: KvType) -> SequenceBytes {
     let total = |context_tokens: usize| -> u64 {
         let layers = config.mixers.iter().map(|mixer| match *mixer {
             MixerKind::Gdn => gdn::state_shape(config),
-            MixerKind::Qsa { block_tokens } => qsa::state_shape(config, block_tokens, context_tokens),
+            MixerKind::Qsa { block_tokens } => qsa::state_shape(config, block_tokens, context_tokens, kv),
         });
         let ple = config.ple.as_ref().map(|ple| ple::state_shape(config, ple));
         let shapes = layers.chain(ple);
         // What a file claims may be absurd.
-        shapes.fold(0, |sum: u64, shape| sum.saturating_add(CpuBackend::state_bytes(&shape, arithmetic)))
+        shapes.fold(0, |sum: u64, shape| sum.saturating_add(CpuBackend::state_bytes(&shape)))
     };
     let (once, twice) = (total(MEASURED_TOKENS), total(2 * MEASURED_TOKENS));
     let token_bytes = (twice - once).div_ceil(MEASURED_TOKENS as u64);

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use strata_backend::{
-    Backend, BackendError, GdnForm, HyperRead, Mixer, PassId, PassShape, StateId, StatePart, StateShape,
+    Backend, BackendError, GdnForm, HyperRead, KvType, Mixer, PassId, PassShape, StateId, StatePart, StateShape,
 };
 use strata_gguf::Gguf;
 use strata_store::reads::{self, Port, ReadQueue, ReaderKind};
@@ -51,6 +51,8 @@ use crate::ModelError;
 pub struct Options {
     /// Tokens a sequence may have; `None`: the smaller of the model's own and 32,768.
     pub context_tokens: Option<usize>,
+    /// What keys and values of attention are kept in; `None`: what the backend's products use.
+    pub kv: Option<KvType>,
     /// Tokens of a prompt that go through the layers together.
     pub pass_tokens: usize,
     /// Rows of a pass that one operation handles.
@@ -118,6 +120,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             context_tokens: None,
+            kv: None,
             pass_tokens: 1024,
             strip_rows: 256,
             gdn_form: GdnForm::Recurrent,
@@ -372,12 +375,13 @@ impl Model {
             remembered: None,
             residual: None,
         };
+        let kv = self.options.kv.unwrap_or_else(|| self.backend.default_kv());
         let shapes = self.config.mixers.iter().map(|mixer| match *mixer {
             MixerKind::Gdn => gdn::state_shape(&self.config),
-            MixerKind::Qsa { block_tokens } => qsa::state_shape(&self.config, block_tokens, self.context_tokens),
+            MixerKind::Qsa { block_tokens } => qsa::state_shape(&self.config, block_tokens, self.context_tokens, kv),
         });
         let ple = self.ple.as_ref().map(|ple| ple::state_shape(&self.config, &ple.config));
-        let head = self.draft_head.as_ref().map(|_| mtp::state_shapes(&self.config, self.context_tokens));
+        let head = self.draft_head.as_ref().map(|_| mtp::state_shapes(&self.config, self.context_tokens, kv));
         for shape in shapes.chain(ple).chain(head.into_iter().flatten()) {
             match self.backend.new_state(&shape) {
                 Ok(state) => match shape {

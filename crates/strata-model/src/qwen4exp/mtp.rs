@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use strata_backend::{Backend, DraftInput, HyperRead, MatrixId, Mixer, SavedState, StateShape};
+use strata_backend::{Backend, DraftInput, HyperRead, KvType, MatrixId, Mixer, SavedState, StateShape};
 use strata_gguf::Gguf;
 use strata_store::{LayerRecords, PassKind};
 
@@ -110,9 +110,9 @@ pub(super) fn load(
 }
 
 /// Those of its attention, and of the streams of the last token.
-pub(super) fn state_shapes(config: &Config, context_tokens: usize) -> [StateShape; 2] {
+pub(super) fn state_shapes(config: &Config, context_tokens: usize, kv: KvType) -> [StateShape; 2] {
     let width = config.streams * config.hidden;
-    [qsa::state_shape(config, 0, context_tokens), StateShape::Residual { width }]
+    [qsa::state_shape(config, 0, context_tokens, kv), StateShape::Residual { width }]
 }
 
 /// An observer of the trunk, to whom the head's layer is only something that can be stopped.

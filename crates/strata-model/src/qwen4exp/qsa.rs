@@ -1,6 +1,6 @@
 //! Attention layers (spec 6.3).
 
-use strata_backend::{Indexer, Qsa, StateShape};
+use strata_backend::{Indexer, KvType, Qsa, StateShape};
 
 use super::config::{AttentionConfig, Config};
 use super::weights::Loader;
@@ -56,10 +56,11 @@ fn load_indexer(
     })
 }
 
-pub(super) fn state_shape(config: &Config, block_tokens: usize, context_tokens: usize) -> StateShape {
+pub(super) fn state_shape(config: &Config, block_tokens: usize, context_tokens: usize, kv: KvType) -> StateShape {
     let AttentionConfig { kv_heads, head_dim, indexer_dim, .. } = config.attention;
     StateShape::Qsa {
         context_tokens,
+        kv,
         kv_heads,
         head_dim,
         indexer: (block_tokens > 0).then_some((indexer_dim, block_tokens)),

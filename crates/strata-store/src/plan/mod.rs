@@ -30,10 +30,8 @@ pub struct ModelShape {
     pub part_bytes: Vec<[u64; 3]>,
     /// What a sequence keeps, whatever its length.
     pub state_bytes: u64,
-    /// Attention cache and indexer keys of a token of context, in float32.
-    pub float32_cache_bytes: u64,
-    /// The same with keys and values in bfloat16.
-    pub bfloat16_cache_bytes: u64,
+    /// Attention cache and indexer keys of a token of context.
+    pub cache_token_bytes: u64,
     /// Workspace that grows with the context, for each of its tokens.
     pub context_token_bytes: u64,
     /// Workspace of a strip, and of one row of logits.
@@ -93,22 +91,13 @@ pub struct Request {
     pub context_tokens: u64,
     /// Tokens of a pass; `None`: chosen.
     pub pass_tokens: Option<u64>,
-    /// Whether keys and values are float32.
-    pub is_precise: bool,
     /// Records on their way at a time, at least.
     pub io_depth: u64,
 }
 
 impl Default for Request {
     fn default() -> Self {
-        Self {
-            memory_bytes: None,
-            arena_bytes: None,
-            context_tokens: 32_768,
-            pass_tokens: None,
-            is_precise: false,
-            io_depth: 32,
-        }
+        Self { memory_bytes: None, arena_bytes: None, context_tokens: 32_768, pass_tokens: None, io_depth: 32 }
     }
 }
 
@@ -234,8 +223,7 @@ pub fn plan(shape: &ModelShape, machine: &MachineFacts, request: &Request) -> Re
     let (budget_bytes, bound) = budget(machine, request)?;
 
     // What does not depend on the size of a pass.
-    let token_cache_bytes = if request.is_precise { shape.float32_cache_bytes } else { shape.bfloat16_cache_bytes };
-    let cache_bytes = context_tokens.saturating_mul(token_cache_bytes);
+    let cache_bytes = context_tokens.saturating_mul(shape.cache_token_bytes);
     let context_work_bytes = context_tokens.saturating_mul(shape.context_token_bytes);
     let reserve_bytes = RESERVE_BYTES.saturating_add(machine.threads.saturating_mul(THREAD_RESERVE_BYTES));
     // Rooms of threads that each compute a piece of an expert, and of a group of pieces too few to give each thread two.
@@ -265,7 +253,7 @@ pub fn plan(shape: &ModelShape, machine: &MachineFacts, request: &Request) -> Re
     let least_pass_bytes = least_pass.saturating_mul(token_bytes);
     let needed_bytes = sum(&[fixed_bytes, least_pass_bytes, least_slots.saturating_mul(slot_bytes)]);
     if needed_bytes == u64::MAX || needed_bytes > budget_bytes {
-        let token_context_bytes = token_cache_bytes.saturating_add(shape.context_token_bytes);
+        let token_context_bytes = shape.cache_token_bytes.saturating_add(shape.context_token_bytes);
         return Err(PlanError::DoesNotFit {
             budget_bytes,
             bound,

@@ -12,22 +12,21 @@ fn any_size() -> impl Strategy<Value = u64> {
 
 fn any_shape() -> impl Strategy<Value = ModelShape> {
     let parts = prop::collection::vec([any_size(), any_size(), any_size()], 0..5);
-    (parts, prop::collection::vec(any_size(), 14)).prop_map(|(part_bytes, n)| ModelShape {
+    (parts, prop::collection::vec(any_size(), 13)).prop_map(|(part_bytes, n)| ModelShape {
         dense_bytes: n[0],
         experts: n[1],
         top_k: n[2],
         part_bytes,
         state_bytes: n[3],
-        float32_cache_bytes: n[4],
-        bfloat16_cache_bytes: n[5],
-        context_token_bytes: n[6],
-        strip_bytes: n[7],
-        thread_bytes: n[8],
-        pass_token_bytes: n[9],
-        room_token_bytes: n[10],
-        ple_rows: n[11],
-        ple_row_bytes: n[12],
-        ple_table_bytes: n[13],
+        cache_token_bytes: n[4],
+        context_token_bytes: n[5],
+        strip_bytes: n[6],
+        thread_bytes: n[7],
+        pass_token_bytes: n[8],
+        room_token_bytes: n[9],
+        ple_rows: n[10],
+        ple_row_bytes: n[11],
+        ple_table_bytes: n[12],
     })
 }
 
@@ -50,26 +49,27 @@ fn any_machine() -> impl Strategy<Value = MachineFacts> {
 
 fn any_request() -> impl Strategy<Value = Request> {
     let wishes = prop::collection::vec(prop::option::of(any_size()), 3);
-    (wishes, any_size(), any_size(), any::<bool>()).prop_map(|(wishes, context_tokens, io_depth, is_precise)| Request {
+    (wishes, any_size(), any_size()).prop_map(|(wishes, context_tokens, io_depth)| Request {
         memory_bytes: wishes[0],
         arena_bytes: wishes[1],
         pass_tokens: wishes[2],
         context_tokens,
         io_depth,
-        is_precise,
     })
 }
 
 /// Shapes and requests that a machine of some GiB may well satisfy.
 fn likely() -> impl Strategy<Value = (ModelShape, MachineFacts, Request)> {
+    let cache = prop::sample::select(vec![26_112, 50_688]);
     let shape = (1u64..600, 1u64..20, 1u64..3_000_000, 0u64..8 << 30, 1usize..50, 0u64..100_000);
-    let request = (1u64..100_000, prop::option::of(1u64..20_000), 0u64..100, any::<bool>());
-    (shape, request, 0u64..70).prop_map(|(shape, request, threads)| {
+    let request = (1u64..100_000, prop::option::of(1u64..20_000), 0u64..100);
+    (shape, request, 0u64..70, cache).prop_map(|(shape, request, threads, cache_token_bytes)| {
         let (experts, top_k, part, dense_bytes, layers, room_token_bytes) = shape;
         let part_bytes = vec![[part, part / 2, part / 3 + 1]; layers];
-        let shape = ModelShape { experts, top_k, part_bytes, dense_bytes, room_token_bytes, ..flash_next() };
-        let (context_tokens, pass_tokens, io_depth, is_precise) = request;
-        let request = Request { context_tokens, pass_tokens, io_depth, is_precise, ..Request::default() };
+        let shape =
+            ModelShape { experts, top_k, part_bytes, dense_bytes, room_token_bytes, cache_token_bytes, ..flash_next() };
+        let (context_tokens, pass_tokens, io_depth) = request;
+        let request = Request { context_tokens, pass_tokens, io_depth, ..Request::default() };
         (shape, MachineFacts { threads, ..unknown() }, request)
     })
 }

@@ -14,8 +14,7 @@ pub(super) fn flash_next() -> ModelShape {
         top_k: 10,
         part_bytes: vec![[473_600, 473_600, 537_600]; 48],
         state_bytes: 117_669_888,
-        float32_cache_bytes: 50_688,
-        bfloat16_cache_bytes: 26_112,
+        cache_token_bytes: 26_112,
         context_token_bytes: 16,
         strip_bytes: 60_000_000,
         thread_bytes: 2_000_000,
@@ -60,6 +59,21 @@ enum Outcome {
 
 use Outcome::{Arena, Fits, Needs, Only, Unknown};
 
+fn outcome(shape: &ModelShape, machine: &MachineFacts, request: &Request) -> Outcome {
+    match plan(shape, machine, request) {
+        Ok(plan) => {
+            assert_eq!(plan.arena_bytes, plan.slots * SLOT);
+            Fits(plan.budget_bytes, plan.slots, plan.pass_tokens, plan.total_bytes())
+        }
+        Err(PlanError::ArenaTooSmall { needed_bytes, .. }) => Arena(needed_bytes.unwrap()),
+        Err(PlanError::DoesNotFit { needed_bytes, shorter_context_tokens, .. }) => {
+            Needs(needed_bytes.unwrap(), shorter_context_tokens)
+        }
+        Err(PlanError::MoreThanThereIs { most_bytes, .. }) => Only(most_bytes),
+        Err(PlanError::UnknownMachine) => Unknown,
+    }
+}
+
 #[test]
 #[rustfmt::skip] // a table
 fn plans_of_simulated_machines() {
@@ -68,7 +82,6 @@ fn plans_of_simulated_machines() {
         ("8 GB laptop, busy", machine(8, 4), Request::default(), Needs(5_385_292_032, None)),
         ("12 GB", machine(12, 10), Request::default(), Fits(10_066_329_600, 2_794, 3_584, 10_039_234_816)),
         ("16 GB", machine(16, 13), Request::default(), Fits(13_086_228_480, 4_551, 5_888, 13_048_776_960)),
-        ("16 GB, precise", machine(16, 13), Request { is_precise: true, ..Request::default() }, Fits(13_086_228_480, 4_083, 5_376, 13_068_712_192)),
         ("24 GB", machine(24, 21), Request::default(), Fits(21_139_292_160, 9_688, 8_192, 21_139_243_264)),
         ("24 GB, arena of 6.5", machine(24, 21), Request { arena_bytes: Some(13 * GIB / 2), ..Request::default() }, Fits(21_139_292_160, 4_642, 8_192, 13_553_934_592)),
         ("24 GB, memory of 10", machine(24, 21), Request { memory_bytes: Some(10 * GIB), ..Request::default() }, Fits(10_737_418_240, 3_184, 4_096, 10_707_353_856)),
@@ -95,19 +108,31 @@ fn plans_of_simulated_machines() {
     ];
     assert!(machines.len() >= 20);
     for (name, machine, request, expected) in machines {
-        let got = match plan(&flash_next(), &machine, &request) {
-            Ok(plan) => {
-                assert_eq!(plan.arena_bytes, plan.slots * SLOT, "{name}");
-                Fits(plan.budget_bytes, plan.slots, plan.pass_tokens, plan.total_bytes())
-            }
-            Err(PlanError::ArenaTooSmall { needed_bytes, .. }) => Arena(needed_bytes.unwrap()),
-            Err(PlanError::DoesNotFit { needed_bytes, shorter_context_tokens, .. }) => {
-                Needs(needed_bytes.unwrap(), shorter_context_tokens)
-            }
-            Err(PlanError::MoreThanThereIs { most_bytes, .. }) => Only(most_bytes),
-            Err(PlanError::UnknownMachine) => Unknown,
-        };
-        assert_eq!(got, expected, "{name}");
+        assert_eq!(outcome(&flash_next(), &machine, &request), expected, "{name}");
+    }
+}
+
+/// 12 layers have keys and values of two heads of 256 for each token, and a float32 key of 128 for each four tokens.
+#[test]
+fn plans_by_what_keys_and_values_are_kept_in() {
+    let (f32, bf16, q8_0) = (12 * (1024 * 4 + 128), 12 * (1024 * 2 + 128), 12 * (1024 / 32 * 34 + 128));
+    assert_eq!([f32, bf16, q8_0], [50_688, 26_112, 14_592]);
+    let (large, small) = (machine(24, 21), machine(16, 13));
+    for (cache_token_bytes, machine, context_tokens, expected) in [
+        (f32, &small, 32_768, Fits(13_086_228_480, 4_083, 5_376, 13_068_712_192)),
+        (q8_0, &small, 32_768, Fits(13_086_228_480, 4_771, 6_400, 13_083_859_200)),
+        (f32, &large, 262_144, Fits(21_139_292_160, 2_000, 2_560, 21_117_538_560)),
+        (bf16, &large, 262_144, Fits(21_139_292_160, 5_750, 7_680, 21_130_793_216)),
+        (q8_0, &large, 262_144, Fits(21_139_292_160, 7_710, 8_192, 21_139_087_616)),
+        (f32, &small, 262_144, Needs(17_820_879_104, Some(168_765))),
+    ] {
+        let shape = ModelShape { cache_token_bytes, ..flash_next() };
+        let request = Request { context_tokens, ..Request::default() };
+        let what = format!("{context_tokens} tokens of {cache_token_bytes} bytes");
+        assert_eq!(outcome(&shape, machine, &request), expected, "{what}");
+        if let Ok(plan) = plan(&shape, machine, &request) {
+            assert_eq!(plan.cache_bytes, context_tokens * cache_token_bytes, "{what}");
+        }
     }
 }
 

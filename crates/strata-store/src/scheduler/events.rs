@@ -1,6 +1,6 @@
 //! What the pass tells: layers, forecasts, demand.
 
-use super::{Need, PassKind, Scheduler, SlotState};
+use super::{Class, Need, PassKind, Scheduler, SlotState};
 use crate::{Demand, ExpertId, StoreError};
 
 impl Scheduler {
@@ -132,6 +132,10 @@ impl Scheduler {
             Some(slot) if self.is_resident(number) && !self.is_of_this_pass(slot) => {
                 self.counts.resident += record_bytes;
                 return;
+            }
+            // A few rows are routed at once: what they demand is never read before that.
+            Some(slot) if self.kind == PassKind::Decode && self.slots[slot as usize].class == Class::Demand => {
+                &mut self.counts.missed
             }
             Some(_) => &mut self.counts.ahead,
             None if expert.is_forecast => &mut self.counts.ahead,

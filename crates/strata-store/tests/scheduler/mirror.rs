@@ -172,6 +172,7 @@ impl Mirror {
             let kind = match self.holder(id) {
                 Some(held) if held.content == Content::Filled && held.read_in_pass != self.pass => 0,
                 Some(held) if held.content == Content::Filled && held.class == Class::HotSet => 0,
+                Some(held) if held.class == Class::Demand && self.kind == PassKind::Decode => 2,
                 Some(_) => 1,
                 None if self.was_forecast.contains(&id) => 1,
                 None => 2,
