@@ -200,14 +200,15 @@ impl Scheduler {
         self.drop_choices();
     }
 
-    /// Forgets the choices that are not demanded.
+    /// Forgets the forecast at hand: what is not demanded, in memory or not, and also what was on its way when it was made.
     fn drop_choices(&mut self) {
-        self.ahead.layer = None;
-        while let Some((number, _)) = self.ahead.choices.pop() {
+        self.ahead.choices.clear();
+        let Some(layer) = self.ahead.layer.take() else { return };
+        for at in 0..self.wanted[layer as usize].len() {
+            let number = self.wanted[layer as usize][at];
             let expert = &self.experts[number as usize];
             if expert.need == Need::Forecast {
                 if expert.slot.is_none() {
-                    let layer = self.id(number).layer;
                     self.unread_ahead[layer as usize] -= 1;
                 }
                 self.drop_need(number);
