@@ -60,7 +60,14 @@ pub(crate) fn check_output(path: &Path) -> Result<(), CliError> {
     } else if !dir.is_dir() {
         format!("{}: there is no directory `{}` to write it in; make it first", path.display(), dir.display())
     } else {
-        return Ok(());
+        // What is neither a file nor to be one is left alone: whoever reads a pipe would see its end.
+        let written = match path.exists() {
+            true if path.is_file() => std::fs::OpenOptions::new().append(true).open(path).map(drop),
+            true => Ok(()),
+            false => tempfile::tempfile_in(dir).map(drop),
+        };
+        let Err(error) = written else { return Ok(()) };
+        format!("{}: it cannot be written: {error}", path.display())
     };
     Err(CliError::Failed(problem))
 }
@@ -100,7 +107,8 @@ fn settings(text: &str) -> Result<Settings, CliError> {
     for setting in text.split(',').filter(|setting| *setting != "default") {
         let bad = || {
             CliError::Usage(format!(
-                "`{setting}`: expected key=value with a key of model, threads, isa, precise, kv, context, pass, strip, gdn, qsa-block, pieces"
+                "`{setting}`: expected key=value with a key of model, threads, isa, precise, kv, context, pass, strip, gdn, \
+                 qsa-block, pieces, memory-gb, arena-gb, lookahead, forecast-min, ple, io, io-depth"
             ))
         };
         let (key, value) = setting.split_once('=').ok_or_else(bad)?;

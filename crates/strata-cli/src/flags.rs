@@ -4,18 +4,20 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-pub(crate) use self::bench::{BenchCommand, DecodeFlags, DoctorFlags, KernelsFlags, PrefillFlags, TimingFlags};
+pub(crate) use self::bench::{BenchCommand, DecodeFlags, KernelsFlags, PrefillFlags, TimingFlags};
+pub(crate) use self::doctor::{CalibrateFlags, DoctorFlags};
 pub(crate) use self::drafts::{DraftFlag, DraftFlags, NormFlag};
 pub(crate) use self::plan::{PlanFlags, gib};
 pub(crate) use self::probe::ProbeFlags;
 pub(crate) use self::report::ReportFlags;
 pub(crate) use self::route::{RouteFlag, RouteFlags};
 pub(crate) use self::sim::{
-    HotFlag, SimFlags, SimMachineFlags, SimPolicyFlags, SimTextFlags, TraceCommand, TraceRecordFlags,
+    HotFlag, SimFlags, SimMachineFlags, SimPolicyFlags, SimTextFlags, TraceCommand, TraceRecordFlags, TraceReplayFlags,
 };
-pub(crate) use self::streaming::{KvFlag, LockFlag, LookaheadFlag, PleFlag, StreamingFlags};
+pub(crate) use self::streaming::{KvFlag, LockFlag, LookaheadFlag, PleFlag, StreamingFlags, io_depth};
 
 mod bench;
+mod doctor;
 mod drafts;
 mod plan;
 mod probe;
@@ -71,8 +73,10 @@ pub(crate) enum Command {
     Bench(BenchCommand),
     /// Make a page from a timeline: what the drive and the processor did when.
     Report(ReportFlags),
-    /// Show what this machine can do.
+    /// Check this machine and a model, and say what speed to expect.
     Doctor(DoctorFlags),
+    /// Find the fastest size of the arena of experts, and keep it for later runs.
+    Calibrate(CalibrateFlags),
     /// Print a completion script for a shell.
     Completions {
         /// The shell.
@@ -282,7 +286,8 @@ pub(crate) struct DumpFlags {
 #[derive(Args, Debug)]
 pub(crate) struct ParityFlags {
     /// A dump's directory, or a way to run the text: settings `key=value`, separated by commas, of the keys model,
-    /// threads, isa, precise, kv, context, pass, strip, gdn, qsa-block and pieces (as in pieces=7:1:20); `default` = none.
+    /// threads, isa, precise, kv, context, pass, strip, gdn, qsa-block, pieces (as in pieces=7:1:20), memory-gb, arena-gb,
+    /// lookahead, forecast-min, ple, io and io-depth; `default` = none.
     pub(crate) a: String,
     /// The other.
     pub(crate) b: String,

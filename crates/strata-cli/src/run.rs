@@ -31,6 +31,7 @@ pub(crate) fn run(flags: &RunFlags) -> Result<(), CliError> {
     let generated = stream(&mut engine, &mut session, &ids, &options)?;
     recorder.end();
     setup::save_usage(&mut engine);
+    setup::save_generated(&engine, "run", &generated);
     writeln!(std::io::stdout())?;
     note::line(summary(&generated));
     if let Some(line) = streamed_summary(&mut engine) {
@@ -147,4 +148,31 @@ pub(crate) fn summary(generated: &Generated) -> String {
         tokens.len(),
         rate(tokens.len().saturating_sub(1), *decode_time),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn field_report_26_rates_are_never_zero_or_infinite() {
+        let generated = |prompt_tokens, tokens: usize, ms| Generated {
+            tokens: vec![1; tokens],
+            finish: Finish::Stopped,
+            prompt_tokens,
+            reused_tokens: 0,
+            prompt_time: Duration::from_millis(ms),
+            decode_time: Duration::from_millis(ms),
+            drafts: Default::default(),
+            routes: None,
+        };
+        for (prompt_tokens, tokens, ms) in [(0, 0, 0), (0, 1, 0), (5, 5, 0), (5, 0, 10), (5, 1, 10), (0, 0, 10)] {
+            let shown = summary(&generated(prompt_tokens, tokens, ms));
+            assert!(!shown.contains("inf") && !shown.contains("NaN") && !shown.contains(" 0.0 tok/s"), "{shown}");
+        }
+        let shown = summary(&generated(5, 3, 500));
+        assert!(shown.contains("5 tokens, 10.0 tok/s") && shown.contains("3 tokens, 4.0 tok/s"), "{shown}");
+    }
 }

@@ -149,21 +149,7 @@ fn too_small(error: impl std::fmt::Display) -> CliError {
 fn text(flags: &SimTextFlags) -> Result<(Trace, Option<Ranking>), CliError> {
     if let Some(path) = &flags.trace {
         let trace = read_trace(path)?;
-        let ranking = flags.profile.as_deref().map(read_trace).transpose()?;
-        if let Some(other) =
-            ranking.as_ref().filter(|other| (other.layers, other.experts) != (trace.layers, trace.experts))
-        {
-            let text = format!(
-                "{}: routes of {} layers of {} experts; those of {} are of {} layers of {} experts",
-                path.display(),
-                trace.layers,
-                trace.experts,
-                flags.profile.as_deref().unwrap_or(path).display(),
-                other.layers,
-                other.experts
-            );
-            return Err(CliError::Failed(text));
-        }
+        let ranking = flags.profile.as_deref().map(|path| read_other(path, &trace)).transpose()?;
         return Ok((trace, ranking.as_ref().map(Ranking::of)));
     }
     let synthetic = Synthetic {
@@ -178,14 +164,48 @@ fn text(flags: &SimTextFlags) -> Result<(Trace, Option<Ranking>), CliError> {
         },
         seed: flags.seed.unwrap_or(0),
     };
+    if most_routes(&synthetic) > MOST_ROUTES {
+        let text = "routes of so many strips, layers and experts do not fit into memory: ask for fewer --tokens, --layers \
+                    or --experts, or a longer --strip";
+        return Err(CliError::Usage(text.to_owned()));
+    }
     let (trace, ranking) = synthetic.routes();
     Ok((trace, Some(ranking)))
 }
 
-fn read_trace(path: &Path) -> Result<Trace, CliError> {
+/// The most entries of made-up routes: 2 GiB.
+const MOST_ROUTES: u64 = 1 << 28;
+
+/// Entries that made-up routes may have: the experts that a strip uses in a layer, and those that are forecast.
+fn most_routes(synthetic: &Synthetic) -> u64 {
+    let Synthetic { layers, experts, top_k, tokens, strip_rows, .. } = *synthetic;
+    let strips = u64::from(tokens.div_ceil(strip_rows));
+    let of_strip = (u64::from(strip_rows.min(tokens)) * u64::from(top_k)).min(u64::from(experts));
+    // Lists take something themselves.
+    strips * u64::from(layers) * 2 * (of_strip + 8)
+}
+
+pub(crate) fn read_trace(path: &Path) -> Result<Trace, CliError> {
     let failed = |error: &dyn std::fmt::Display| CliError::Failed(format!("{}: {error}", path.display()));
     let file = File::open(path).map_err(|error| failed(&error))?;
     Trace::read(&mut BufReader::new(file)).map_err(|error| failed(&error))
+}
+
+/// Routes of other text by the same model.
+pub(crate) fn read_other(path: &Path, trace: &Trace) -> Result<Trace, CliError> {
+    let other = read_trace(path)?;
+    if (other.layers, other.experts) == (trace.layers, trace.experts) {
+        return Ok(other);
+    }
+    let text = format!(
+        "{}: routes of {} layers of {} experts; those that it is to say something of have {} layers of {} experts",
+        path.display(),
+        other.layers,
+        other.experts,
+        trace.layers,
+        trace.experts
+    );
+    Err(CliError::Failed(text))
 }
 
 fn machine(flags: &SimMachineFlags, trace: &Trace) -> Machine {

@@ -10,12 +10,14 @@ use strata_gguf::{Gguf, GgufError, Metadata, MetadataError, Optional};
 use strata_kernels::Cpu;
 use strata_model::ModelError;
 use strata_model::qwen4exp::{Config, Lock, Model, Options as ModelOptions};
+use strata_store::StoreError;
 use strata_store::plan::{Limit, Plan, PlanError};
 use thiserror::Error;
 
 use crate::generate::OnProgress;
 use crate::plan::plan_of;
 use crate::routes::KlSampler;
+use crate::running::{Entry, Turn};
 use crate::{
     ChatOptions, ChatTemplate, DraftOptions, MoceOptions, Route, SamplerParams, SamplingError, TemplateError,
     Tokenizer, TokenizerError, routes, usage,
@@ -97,6 +99,17 @@ pub enum EngineError {
 }
 
 impl EngineError {
+    /// What went wrong with a file: its name once.
+    fn load(path: &Path, source: ModelError) -> Self {
+        match source {
+            ModelError::File(error) => Self::File(error),
+            ModelError::Store(StoreError::Open { .. } | StoreError::Read { .. } | StoreError::EndOfFile { .. }) => {
+                Self::Model(source)
+            }
+            source => Self::Load { path: path.to_owned(), source },
+        }
+    }
+
     /// Whether the caller's own request to stop is all that happened.
     pub fn is_cancelled(&self) -> bool {
         matches!(self, Self::Model(ModelError::Cancelled))
@@ -125,6 +138,9 @@ pub struct EngineOptions {
     pub arena_bytes: Option<u64>,
     /// Tokens of a prompt that go through the layers together; `None`: as memory allows.
     pub pass_tokens: Option<usize>,
+    /// Whether what lies in the user's folders counts: the arena that was found best ([`crate::Calibration`]), and the
+    /// memory that plans of other running processes promise them ([`crate::running`]), which are told of this one, too.
+    pub heeds_user_files: bool,
     /// How tokens are drafted.
     pub drafts: DraftOptions,
     /// How the experts of written tokens are chosen.
@@ -153,6 +169,7 @@ pub struct Engine {
     pub(crate) kl_sampler: KlSampler,
     path: PathBuf,
     plan: Plan,
+    entry: Option<Entry>,
     pub(crate) gguf: Gguf,
     pub(crate) options: EngineOptions,
     profile: Option<SharedProfile>,
@@ -187,9 +204,12 @@ impl Engine {
         let gguf = Gguf::open(path)?;
         let mut options = options.clone();
         options.model.draft_head = options.drafts.open_head(&gguf)?;
+        let turn = options.heeds_user_files.then(Turn::take);
         let plan = plan_of(&gguf, path, &options, None)?;
+        let entry = if turn.is_some() { Entry::make(path, plan.total_bytes()) } else { None };
+        drop(turn);
         on_plan(&plan);
-        let load = |source| EngineError::Load { path: path.to_owned(), source };
+        let load = |source| EngineError::load(path, source);
         let config = Config::read(&gguf, options.model.block_tokens).map_err(load)?;
         let moce = routes::moce(&plan, &config, &options)?;
         let isa = options.isa.unwrap_or_else(Isa::best);
@@ -221,6 +241,7 @@ impl Engine {
             kl_sampler,
             path,
             plan,
+            entry,
             gguf,
             options,
             profile,
@@ -269,6 +290,7 @@ impl Engine {
             self.plan.slots = slots;
             self.plan.arena_bytes = slots * self.plan.slot_bytes;
             self.plan.limit = Limit::Arena;
+            self.entry.iter().for_each(|entry| entry.announce(self.plan.total_bytes()));
         }
         Ok(())
     }
@@ -354,4 +376,23 @@ fn recommended_sampling(metadata: &Metadata) -> Result<SamplerParams, MetadataEr
         min_p: number("min_p")?.unwrap_or(0.05),
         seed: 0,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_named_once() {
+        let path = Path::new("m.gguf");
+        let os = || std::io::Error::from_raw_os_error(24);
+        for source in [
+            ModelError::Store(StoreError::Open { file: path.to_owned(), source: os() }),
+            ModelError::Store(StoreError::Port { port: "io_uring".to_owned(), source: os() }),
+            ModelError::Architecture("llama".to_owned()),
+        ] {
+            let text = EngineError::load(path, source).to_string();
+            assert_eq!(text.matches("m.gguf").count(), 1, "{text}");
+        }
+    }
 }

@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 
 use safetensors::SafeTensors;
 use strata_engine::sim::{LayerRoutes, Trace};
-use strata_engine::{Engine, EngineOptions, Stop, exact, trace};
+use strata_engine::trace::{self, Then};
+use strata_engine::{Engine, EngineOptions, SamplerParams, Stop, exact};
 
 fn mini4() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../strata-model/tests/data/oracle/mini4/model-f16.gguf")
@@ -18,7 +19,7 @@ fn engine(pass_tokens: usize, strip_rows: usize) -> Engine {
 }
 
 fn record(engine: &mut Engine, ids: &[u32]) -> Trace {
-    trace::record(engine, ids, &Stop::new(false)).unwrap()
+    trace::record(engine, ids, Then::Given(&[]), &Stop::new(false)).unwrap()
 }
 
 const IDS: [u32; 20] = [5, 3, 9, 1, 1, 7, 2, 8, 30, 4, 6, 11, 3, 9, 14, 2, 0, 5, 21, 13];
@@ -56,6 +57,36 @@ fn passes_do_not_change_what_is_recorded() {
     let whole = record(&mut engine(100, 4), &IDS);
     assert_eq!(record(&mut engine(8, 4), &IDS), whole);
     assert_eq!(whole.passes(8).len(), 3);
-    assert!(trace::record(&mut engine(8, 4), &[], &Stop::new(false)).is_err());
-    assert!(trace::record(&mut engine(8, 4), &IDS, &Stop::new(true)).unwrap_err().is_cancelled());
+    assert!(trace::record(&mut engine(8, 4), &[], Then::Given(&[1]), &Stop::new(false)).is_err());
+    assert!(trace::record(&mut engine(8, 4), &IDS, Then::Given(&[]), &Stop::new(true)).unwrap_err().is_cancelled());
+}
+
+/// Tokens that come one by one have the routes that they have in a prompt, and so have those that the model writes.
+#[test]
+fn what_comes_after_a_prompt_is_recorded_token_by_token() {
+    let stop = Stop::new(false);
+    let whole = record(&mut engine(100, 1), &IDS);
+    let mut engine = engine(100, 1);
+    let split = trace::record(&mut engine, &IDS[..15], Then::Given(&IDS[15..]), &stop).unwrap();
+    assert_eq!((&split.strips[..], &split.decode[..]), whole.strips.split_at(15));
+    assert_eq!(split.tokens(), 15);
+
+    let written = Then::Written { tokens: 4, sampling: SamplerParams::default() };
+    let written = trace::record(&mut engine, &IDS, written, &stop).unwrap();
+    assert_eq!((&written.strips, written.decode.len()), (&whole.strips, 4));
+    // Greedy: the token of the largest logit of the row before it.
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("logits.safetensors");
+    let mut ids = IDS.to_vec();
+    for _ in 0..4 {
+        exact::logits(&mut engine, &ids, &[], &path, &stop).unwrap();
+        let bytes = std::fs::read(&path).unwrap();
+        let tensors = SafeTensors::deserialize(&bytes).unwrap();
+        let values = tensors.tensor("logits").unwrap().data().chunks(4);
+        let values: Vec<_> = values.map(|value| f32::from_le_bytes(value.try_into().unwrap())).collect();
+        let last = &values[values.len() - engine.model().vocabulary()..];
+        let largest = last.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        ids.push(last.iter().position(|logit| *logit == largest).unwrap() as u32);
+    }
+    assert_eq!(record(&mut engine, &ids).strips[20..], written.decode);
 }

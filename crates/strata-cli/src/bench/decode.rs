@@ -67,6 +67,11 @@ impl Work for Tokens {
         let context = if self.context > 0 { format!(" after {}", self.context) } else { String::new() };
         format!("bench decode, {} tokens{context}", self.tokens)
     }
+
+    fn save(&self, engine: &Engine, runs: &[DecodeRun]) {
+        let wall_s = Spread::of(runs.iter().map(DecodeRun::wall_s)).median;
+        setup::save_run(engine, "bench decode", None, Some((self.tokens, wall_s)));
+    }
 }
 
 fn run_json(run: &DecodeRun) -> Value {

@@ -95,13 +95,3 @@ pub(crate) struct KernelsFlags {
     #[arg(long)]
     pub(crate) json: bool,
 }
-
-#[derive(Args, Debug)]
-pub(crate) struct DoctorFlags {
-    /// Only the processor and its instruction sets.
-    #[arg(long)]
-    pub(crate) isa: bool,
-    /// Print one JSON object.
-    #[arg(long)]
-    pub(crate) json: bool,
-}

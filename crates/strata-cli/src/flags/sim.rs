@@ -155,6 +155,8 @@ pub(crate) struct SimPolicyFlags {
 pub(crate) enum TraceCommand {
     /// Record which experts a text uses, and what was forecast.
     Record(TraceRecordFlags),
+    /// Look up what was recorded token by token in the arena and in other caches, and count what is missing.
+    Replay(TraceReplayFlags),
 }
 
 #[derive(Args, Debug)]
@@ -167,10 +169,40 @@ pub(crate) struct TraceRecordFlags {
     /// Use only the first N tokens [default without a text: 1024].
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub(crate) limit: Option<usize>,
+    /// Of these, take the last N one by one, as if the model had written them.
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    pub(crate) decode: Option<usize>,
+    /// Let the model write at most N tokens after them, chosen as `strata run` does.
+    #[arg(long, value_name = "N", value_parser = at_least_one, conflicts_with = "decode")]
+    pub(crate) write: Option<usize>,
     #[command(flatten)]
     pub(crate) model: ModelFlags,
     #[command(flatten)]
     pub(crate) engine: EngineFlags,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct TraceReplayFlags {
+    /// Routes that `strata trace record` wrote with --decode or --write.
+    pub(crate) trace: PathBuf,
+    /// Slots of the arena.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 22))]
+    pub(crate) slots: Option<u32>,
+    /// Share of all experts that the arena has slots for [default: 0.3].
+    #[arg(long, value_name = "SHARE", value_parser = share, conflicts_with = "slots")]
+    pub(crate) share: Option<f64>,
+    /// Routes of other text, which say what is in the arena at the beginning [default: any experts].
+    #[arg(long, value_name = "FILE")]
+    pub(crate) profile: Option<PathBuf>,
+    /// Tokens of a pass of the text before.
+    #[arg(long, value_name = "TOKENS", default_value_t = 8192, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) pass: u32,
+    /// Show the hit rate of each layer, too.
+    #[arg(long)]
+    pub(crate) layers: bool,
+    /// Print one JSON object a line, one for each policy.
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 fn number(text: &str, is_good: impl Fn(f64) -> bool, expected: &str) -> Result<f64, String> {

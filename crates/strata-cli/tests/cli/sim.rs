@@ -57,6 +57,14 @@ fn a_run_follows_its_flags() {
     // Eternities are no failure.
     run(&["--mixer-ms", "1e6", "--drive-gb-s", "1e-6", "--record-bytes", "1099511627776", "--latency-us", "1e6"]);
 
+    // But routes must fit into memory.
+    for huge in [
+        &["--tokens", "1048576", "--layers", "1024", "--experts", "4096"][..],
+        &["--tokens", "1048576", "--strip", "1"],
+    ] {
+        strata(&[&["sim"], huge].concat()).fails(2, &["do not fit into memory", "--tokens", "--strip"]);
+    }
+
     let shown = strata(&[&["sim"], &flags[..]].concat()).ok();
     assert!(shown.contains("prompt         8 tokens in 1 pass\n") && shown.contains("100.0 % missed"), "{shown}");
 }
@@ -105,4 +113,38 @@ fn recorded_routes_are_replayed() {
     strata(&["synth", arg(&model), "--shape", "small"]).ok();
     strata(&["trace", "record", "-m", arg(&model), "--limit", "5", "-o", arg(&small)]).ok();
     strata(&[&["sim"], &machine[..], &["--profile", arg(&small)]].concat()).fails(1, &["12 layers of 96 experts"]);
+}
+
+#[test]
+fn single_tokens_are_replayed_through_caches() {
+    let dir = tempfile::tempdir().unwrap();
+    let (single, text) = (dir.path().join("single.routes"), dir.path().join("text.routes"));
+    let ran = strata(&["trace", "record", "--limit", "70", "--decode", "40", "-o", arg(&single)]);
+    assert!(ran.stderr.contains("routes of 30 tokens and 40 after them in 12 layers"), "{ran:?}");
+    let lines = json_lines(&["trace", "replay", arg(&single), "--json"]);
+    let best = &lines[0];
+    for line in &lines {
+        // 30 % of 12 layers of 96 experts; a token uses eight of each.
+        assert_eq!(number(line, "slots"), 346.0);
+        assert_eq!(number(line, "hits") + number(line, "misses"), 40.0 * 96.0, "{line}");
+        assert!(number(line, "hits") <= number(best, "hits"), "{line}");
+        let layers: f64 = line["layers"].as_array().unwrap().iter().map(|layer| number(layer, "hits")).sum();
+        assert_eq!(layers, number(line, "hits"));
+        let first = number(&line["first"], "hits") + number(&line["first"], "misses");
+        assert_eq!(first, 40.0 * 96.0, "all are among the first 64");
+    }
+    assert!(number(best, "hits") > number(&lines[1], "hits"), "{best} {}", lines[1]);
+    let shown = strata(&["trace", "replay", arg(&single), "--slots", "200", "--layers"]).ok();
+    assert!(shown.starts_with("200 of 1152 experts (17.4 %) in memory; 40 tokens after a text of 30\n"), "{shown}");
+    assert!(shown.contains("\nthe arena ") && shown.contains("\nhits in each layer, %\n"), "{shown}");
+
+    let ran = strata(&["trace", "record", "--limit", "20", "--write", "3", "-o", arg(&text)]);
+    assert!(ran.stderr.contains("routes of 20 tokens and 3 after them"), "{ran:?}");
+    let with_profile = json_lines(&["trace", "replay", arg(&single), "--profile", arg(&text), "--json"]);
+    assert_eq!(number(&with_profile[0], "hits"), number(best, "hits"));
+    assert_ne!(number(&with_profile[1], "hits"), number(&lines[1], "hits"));
+
+    strata(&["trace", "record", "--limit", "20", "-o", arg(&text)]).ok();
+    strata(&["trace", "replay", arg(&text)]).fails(1, &["text.routes", "--decode or --write"]);
+    strata(&["trace", "replay", arg(&single), "--slots", "16"]).fails(1, &["at least 17 are needed", "--share"]);
 }

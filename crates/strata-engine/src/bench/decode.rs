@@ -14,8 +14,8 @@ use strata_model::ModelError;
 use strata_model::qwen4exp::{Flops, Observer, Rows, Sequence};
 use strata_store::ExpertId;
 
-use super::Spread;
 use super::streamed::{RouteRecorder, Streamed};
+use super::{Spread, check, is_set};
 use crate::generate::Stoppable;
 use crate::machine::Conditions;
 use crate::{Engine, EngineError, Memory, RouteReceipt, Stop};
@@ -150,11 +150,13 @@ impl Engine {
         }
         if is_streaming && let Some(store) = self.model.streaming() {
             store.forget_all().map_err(ModelError::from)?;
-            self.load_experts(|_, _| !stop.load(std::sync::atomic::Ordering::Relaxed))?;
+            self.load_experts(|_, _| !is_set(stop))?;
+            check(stop)?;
         }
         let mut session = self.new_session()?;
         let result = self.decode_in(&mut session.sequence, work, with_floors, stop);
         self.free_session(session);
+        check(stop)?;
         result
     }
 
@@ -176,13 +178,13 @@ impl Engine {
             store.keep_needed(true);
         }
         let (before, routed) = (self.counted(), self.route_receipt());
-        let mut routes = RouteRecorder::new(stop);
+        let (mut routes, conditions_before) = (RouteRecorder::new(stop), Conditions::now());
         let timeline = self.options.model.timeline.clone();
         timeline.begin();
         let timed = self.time_tokens(sequence, &work.ids, &mut routes)?;
         timeline.end();
         let (after, routed) = (self.counted(), self.routed_since(routed));
-        let (conditions, peak_rss_bytes) = (Conditions::now(), Memory::peak_rss_bytes());
+        let (conditions, peak_rss_bytes) = (Conditions::now().since(&conditions_before), Memory::peak_rss_bytes());
         let floors = match with_floors {
             false => None,
             true if !is_streaming => {
@@ -196,7 +198,7 @@ impl Engine {
                     Ok(engine.time_tokens(sequence, &work.ids, &mut Stoppable(stop))?.token_s.iter().sum())
                 })?;
                 let memory_s = self.memory_floor(work.ids.len())?;
-                Some(DecodeFloors { drive_s: self.drive_floor(&needed, &timed.needed)?, compute_s, memory_s })
+                Some(DecodeFloors { drive_s: self.drive_floor(&needed, &timed.needed, stop)?, compute_s, memory_s })
             }
         };
         let cpu = self.options.cpu()?;
@@ -234,13 +236,14 @@ impl Engine {
     }
 
     /// Seconds to read the records of each token's layers again, those of a layer together.
-    fn drive_floor(&mut self, needed: &[ExpertId], ends: &[usize]) -> Result<f64, EngineError> {
+    fn drive_floor(&mut self, needed: &[ExpertId], ends: &[usize], stop: &Stop) -> Result<f64, EngineError> {
         let (mut start, mut seconds) = (0, 0.0);
         for end in ends {
             for layer in needed[start..*end].chunk_by(|a, b| a.layer == b.layer) {
                 let Some(store) = self.model.streaming() else { break };
-                seconds += store.replay(layer).map_err(ModelError::from)?.as_secs_f64();
+                seconds += store.replay(layer, &|| is_set(stop)).map_err(ModelError::from)?.as_secs_f64();
             }
+            check(stop)?;
             start = *end;
         }
         Ok(seconds)

@@ -94,7 +94,7 @@ pub(crate) fn kl(p: &[f32], q: &[f32]) -> f64 {
 }
 
 /// The preferred token, the lowest id among equals.
-fn best(logits: &[f32]) -> usize {
+pub(super) fn best(logits: &[f32]) -> usize {
     let better = |best: usize, (i, logit): (usize, &f32)| if *logit > logits[best] { i } else { best };
     logits.iter().enumerate().fold(0, better)
 }

@@ -7,6 +7,7 @@ mod kld;
 mod logits;
 mod parity;
 mod perplexity;
+mod reference;
 mod tensors;
 
 pub use dump::dump;
@@ -15,3 +16,4 @@ pub use kld::{Divergence, divergence, save_logits};
 pub use logits::logits;
 pub use parity::{Difference, LayerParity, Parity, parity};
 pub use perplexity::{Perplexity, perplexity};
+pub use reference::{FromReference, from_reference};

@@ -125,7 +125,7 @@ impl Model {
     }
 
     /// [`checkpoint_into`](Self::checkpoint_into), and remembers the next `rows` tokens for
-    /// [`restore_window`](Self::restore_window): 0.6 MB each of the published model.
+    /// [`restore_window`](Self::restore_window): 3 MB each of the published model.
     ///
     /// # Errors
     /// As [`checkpoint`](Self::checkpoint).

@@ -22,7 +22,7 @@ pub enum Rows {
 
 /// Sees a forward pass from outside; it can look at things and stop it, but not change it.
 pub trait Observer {
-    /// Asked between strips: `true` ends the pass with [`ModelError::Cancelled`].
+    /// Asked between strips and between groups of experts: `true` ends the pass with [`ModelError::Cancelled`].
     fn is_cancelled(&self) -> bool {
         false
     }
@@ -208,7 +208,7 @@ impl Model {
     ) -> Result<(), ModelError> {
         // Before any record: a row would wait behind them in the drive's queue.
         self.gather_ngrams(&sequence.window, ids, next_ids)?;
-        self.store.begin_pass(if ids.len() <= DECODE_ROWS { PassKind::Decode } else { PassKind::Prompt });
+        self.store.begin_pass(PassKind::of_rows(ids.len()));
         self.backend.embed(self.pass, 0, self.head.embedding, ids)?;
         let ple_rows = std::mem::take(&mut self.buffers.ple_rows);
         let layers = (0..self.layers.len()).try_for_each(|l| self.layer(l, sequence, ids.len(), &ple_rows, observer));
@@ -353,7 +353,7 @@ impl Model {
             backend.shared_expert(pass, strip, &layer.moe.shared);
             poll(store, &mut table)?;
         }
-        experts(backend, store, &mut table, pass, index as u32, layer, top_k, buffers)?;
+        experts(backend, store, &mut table, pass, index as u32, layer, top_k, buffers, observer)?;
         for strip in strips(rows, options.strip_rows) {
             backend.combine(pass, strip.clone());
             backend.write_streams(pass, strip);
@@ -398,10 +398,15 @@ fn experts(
     layer: &Layer,
     top_k: usize,
     buffers: &mut Buffers,
+    observer: &dyn Observer,
 ) -> Result<(), ModelError> {
     let Buffers { routes, choices, starts, group, .. } = buffers;
     sort_choices(&routes.ids, top_k, layer.moe.scales.len(), choices, starts);
     loop {
+        // From a slow drive, the experts of a layer take long.
+        if observer.is_cancelled() {
+            return Err(ModelError::Cancelled);
+        }
         let mut slots: Vec<Slot> = Vec::new();
         store.ready(index, &mut slots)?;
         if slots.is_empty() {
@@ -424,7 +429,7 @@ fn experts(
 }
 
 /// The most rows of a pass that counts as writing, not as reading a prompt: one token, or a few that were guessed.
-pub const DECODE_ROWS: usize = 8;
+pub const DECODE_ROWS: usize = PassKind::DECODE_ROWS;
 
 /// Choices of a forecast for a single row. More than the row will have: of the sixteen that the next layer's router names
 /// first, ten have 60 % of those that are needed, and all sixteen 72 %.

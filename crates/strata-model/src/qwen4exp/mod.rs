@@ -97,7 +97,7 @@ pub struct Streaming {
     pub lock: Lock,
     /// What earlier runs used of this model ([`Usage::counts`]); empty: not known.
     pub usage: Vec<u32>,
-    /// How long a read may take before it ends the request; `None`: [`ReadQueue::STUCK_AFTER`].
+    /// How long the drive may answer no read before that ends the request; `None`: [`ReadQueue::STUCK_AFTER`].
     pub stuck_after: Option<Duration>,
 }
 

@@ -155,6 +155,17 @@ fn field_report_32_40_the_shipped_model_gives_the_same_bytes_in_every_way() {
     check(&bed, &all);
 }
 
+/// The ring wraps many times: 1,152 experts a pass go through 17 slots.
+#[test]
+fn field_report_32_prompts_of_1k_and_4k_tokens_give_the_same_bytes() {
+    let text = mini(520).ids;
+    for (tokens, pass_tokens) in [(1024, 1024), (4000, 1000)] {
+        let ids: Vec<u32> = (0..tokens).map(|at| text[at * 7 % text.len()]).collect();
+        let bed = Bed { ids, ..mini(0) };
+        check(&bed, &[Way { slots: Slots::Smallest, pass_tokens, ..BASE }]);
+    }
+}
+
 #[test]
 fn field_report_32_40_float32_gives_the_same_bytes_in_every_way() {
     let bed = Bed { is_precise: true, ..mini(300) };

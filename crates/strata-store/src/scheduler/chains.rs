@@ -40,6 +40,13 @@ impl Chains {
         Some(self.ends[chain].last).filter(|member| *member != NONE)
     }
 
+    /// Its members, from the first to the last.
+    pub(super) fn forwards(&self, chain: usize) -> impl Iterator<Item = u32> {
+        std::iter::successors(self.first(chain), |member| {
+            Some(self.links[*member as usize].after).filter(|after| *after != NONE)
+        })
+    }
+
     /// Its members, from the last to the first.
     pub(super) fn backwards(&self, chain: usize) -> impl Iterator<Item = u32> {
         std::iter::successors(self.last(chain), |member| {
@@ -118,6 +125,7 @@ mod tests {
                     prop_assert_eq!(chains.last(chain), queue.back().copied());
                     let walked: Vec<_> = chains.backwards(chain).collect();
                     prop_assert_eq!(walked, queue.iter().rev().copied().collect::<Vec<_>>());
+                    prop_assert!(chains.forwards(chain).eq(queue.iter().copied()));
                 }
             }
         }

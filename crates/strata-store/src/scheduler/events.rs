@@ -15,10 +15,14 @@ impl Scheduler {
     /// When a pass is under way. The other events of a pass panic when they come out of this order.
     pub fn begin_pass(&mut self, kind: PassKind) {
         assert!(!self.is_in_pass, "a pass is under way");
+        if self.pass == 0 {
+            self.order_hot_set();
+        }
         self.is_in_pass = true;
         self.kind = kind;
         self.pass += 1;
         self.layer = 0;
+        self.strips = 0;
         self.is_closed = false;
     }
 
@@ -72,6 +76,7 @@ impl Scheduler {
             return Err(StoreError::NoSuchExpert(id));
         }
         let first = layer * self.limits.experts;
+        self.strips += 1;
         for Demand { expert, tokens } in experts {
             let number = first + expert;
             let expert = &mut self.experts[number as usize];
@@ -84,6 +89,8 @@ impl Scheduler {
                     }
                     // What too few rows were expected to need was not queued.
                     expert.is_forecast &= expert.tokens >= self.forecast_min;
+                    let is_surprise = expert.slot.is_none() && !expert.is_forecast;
+                    expert.surprise = is_surprise.then_some(self.strips);
                     self.outstanding += 1;
                     expert.need = Need::Demand;
                     expert.tokens = *tokens;
@@ -137,6 +144,8 @@ impl Scheduler {
             Some(slot) if self.kind == PassKind::Decode && self.slots[slot as usize].class == Class::Demand => {
                 &mut self.counts.missed
             }
+            // The last strip asked for it: its read, should it be under way, has only just been started.
+            _ if expert.surprise == Some(self.strips) => &mut self.counts.missed,
             Some(_) => &mut self.counts.ahead,
             None if expert.is_forecast => &mut self.counts.ahead,
             None => &mut self.counts.missed,
@@ -154,8 +163,15 @@ impl Scheduler {
     pub fn layer_done(&mut self, layer: u32) {
         assert!(self.is_in_pass && layer == self.layer && self.is_closed, "layer {layer} is not closed");
         assert_eq!(self.outstanding, 0, "experts of layer {layer} that were not handed out");
+        for at in 0..self.wanted[layer as usize].len() {
+            let number = self.wanted[layer as usize][at];
+            if self.experts[number as usize].need == Need::Served {
+                self.used(number);
+            }
+        }
         self.drop_wanted(layer);
         self.layer += 1;
+        self.strips = 0;
         self.is_closed = false;
     }
 

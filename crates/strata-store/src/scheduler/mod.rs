@@ -56,6 +56,12 @@ impl Limits {
     pub fn ring_slots(&self) -> u32 {
         (self.slots / 100 * RING_PERCENT).min(self.experts.saturating_mul(2)).max(self.least_slots()).min(self.slots)
     }
+
+    /// Slots of the hot set: those that the ring leaves, or all where every expert has one.
+    pub fn hot_slots(&self) -> u32 {
+        let experts = self.record_bytes.len() as u64 * u64::from(self.experts);
+        if u64::from(self.slots) >= experts { self.slots } else { self.slots - self.ring_slots() }
+    }
 }
 
 /// The arena is smaller than the smallest legal one.
@@ -77,8 +83,19 @@ pub enum PassKind {
     /// A part of a prompt: a sweep over nearly all experts. What it has used gives way first, because a sweep comes back
     /// to it last, and the hot set is left alone.
     Prompt,
-    /// One token or a few: what was used longest ago gives way first, and what is used again enters the hot set.
+    /// One token or a few: what is used enters the hot set, whose member used longest ago leaves it. Of those that left
+    /// first, the one used least gives way.
     Decode,
+}
+
+impl PassKind {
+    /// The most rows of a pass that counts as writing, not as reading a prompt: one token, or a few that were guessed.
+    pub const DECODE_ROWS: usize = 8;
+
+    /// What a pass of so many rows is.
+    pub fn of_rows(rows: usize) -> Self {
+        if rows <= Self::DECODE_ROWS { Self::Decode } else { Self::Prompt }
+    }
 }
 
 /// Why a record is read.
@@ -166,7 +183,11 @@ struct Expert {
     is_forecast: bool,
     /// It is in the list of what its layer wants.
     is_listed: bool,
+    /// The strip that demanded it first, when nobody had asked for it before.
+    surprise: Option<u32>,
     is_hot: bool,
+    /// The logarithm, to base 2, of its uses in decode: one in pass 0 counts 1, and later ones more.
+    log_uses: f64,
     /// The pass in which its read failed last.
     failed_in_pass: Option<u64>,
     /// Where its record is, or will be.
@@ -237,6 +258,8 @@ pub struct Scheduler {
     is_in_pass: bool,
     /// The layer at hand.
     layer: u32,
+    /// Strips of it that were routed.
+    strips: u32,
     is_closed: bool,
     /// Demanded experts that have not been handed out.
     outstanding: u32,
@@ -276,7 +299,9 @@ impl Scheduler {
             tokens: 0,
             is_forecast: false,
             is_listed: false,
+            surprise: None,
             is_hot: false,
+            log_uses: f64::NEG_INFINITY,
             failed_in_pass: None,
             slot: None,
         };
@@ -307,6 +332,7 @@ impl Scheduler {
             pass: 0,
             is_in_pass: false,
             layer: 0,
+            strips: 0,
             is_closed: false,
             outstanding: 0,
             unread_demand: 0,
@@ -374,6 +400,11 @@ impl Scheduler {
     pub fn resident(&self) -> impl Iterator<Item = (ExpertId, SlotId)> {
         let slots = (0..).zip(&self.slots).filter(|(_, slot)| slot.state == SlotState::Resident);
         slots.map(|(index, slot)| (self.id(slot.expert), SlotId { index, generation: slot.generation }))
+    }
+
+    /// Whether any slot is out.
+    pub fn is_any_out(&self) -> bool {
+        self.slots.iter().any(|slot| slot.pins > 0)
     }
 
     /// Whether an expert is in memory.

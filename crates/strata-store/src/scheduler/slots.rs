@@ -1,6 +1,11 @@
 //! Slots: which read is next, where it goes, what gives way to it, and what happens to a slot that nobody needs any more.
 
-use super::{Class, ExpertId, Need, Outcome, PassKind, Read, Scheduler, Slot, SlotId, SlotState, chain};
+use super::{Class, Expert, ExpertId, Need, Outcome, PassKind, Read, Scheduler, Slot, SlotId, SlotState, chain};
+
+/// Passes after which a use counts half, and slots of which the one used least gives way in decode: with these, the arena
+/// is within two points of hits of the best policy that does not know what comes (docs/policies.md).
+const HALF_LIFE_PASSES: f64 = 16.0;
+const LEAST_USED_OF: usize = 64;
 
 impl Scheduler {
     /// The next read, which the driver starts at once; `None` when there is nothing to read, as many reads are under way
@@ -28,12 +33,12 @@ impl Scheduler {
     }
 
     fn next_ahead(&self) -> Option<u32> {
-        let layer = self.unread_ahead.iter().position(|unread| *unread > 0)? as u32;
-        if self.ahead.is_of(layer) {
-            self.next_choice(layer)
-        } else {
-            self.most_wanted(layer, Need::Forecast, self.forecast_min)
-        }
+        // Guesses of a layer that are not sure enough to be read keep no other layer waiting.
+        let mut layers = (0..).zip(&self.unread_ahead).filter(|(_, unread)| **unread > 0).map(|(layer, _)| layer);
+        layers.find_map(|layer| match self.ahead.is_of(layer) {
+            true => self.next_choice(layer),
+            false => self.most_wanted(layer, Need::Forecast, self.forecast_min),
+        })
     }
 
     /// The member of the hot set to be loaded next.
@@ -63,7 +68,7 @@ impl Scheduler {
         let is_hot = self.experts[number as usize].is_hot;
         let index = if is_hot || self.ring_used < self.ring_slots {
             self.chains.first(chain::FREE)
-        } else if let Some(cold) = self.chains.first(chain::COLD) {
+        } else if let Some(cold) = self.coldest() {
             Some(cold)
         } else if class == Class::Demand {
             // Read-ahead comes in order of use: what came last is missed least.
@@ -95,6 +100,21 @@ impl Scheduler {
         Some(Read { slot: SlotId { index, generation: slot.generation }, expert: id, class, evicted })
     }
 
+    /// The slot that gives way first: in decode, of those whose turn it is, the one whose expert was used least; what the
+    /// layer at hand has used only when there is nothing else.
+    fn coldest(&self) -> Option<u32> {
+        let turn = self.chains.forwards(chain::COLD).take(match self.kind {
+            PassKind::Prompt => 1,
+            PassKind::Decode => LEAST_USED_OF,
+        });
+        let expert = |slot: &u32| &self.experts[self.slots[*slot as usize].expert as usize];
+        turn.min_by(|a, b| {
+            let [a, b] = [a, b].map(expert);
+            let is_served = |expert: &Expert| expert.need == Need::Served;
+            is_served(a).cmp(&is_served(b)).then(a.log_uses.total_cmp(&b.log_uses))
+        })
+    }
+
     /// Makes room for another record; gives the expert whose record was there.
     fn evict(&mut self, index: u32) -> Option<ExpertId> {
         let slot = self.slots[index as usize];
@@ -117,6 +137,18 @@ impl Scheduler {
         expert.need = Need::Nothing;
         expert.is_forecast = false;
         expert.slot = None;
+    }
+
+    /// The hot set that was loaded is in the order of its list, whatever the order in which its records arrived.
+    pub(super) fn order_hot_set(&mut self) {
+        for at in 0..self.hot_loaded {
+            let expert = &self.experts[self.hot_list[at] as usize];
+            if let Some(slot) = expert.slot.filter(|_| expert.is_hot)
+                && self.slots[slot as usize].state == SlotState::Resident
+            {
+                self.hot.push_first(0, slot);
+            }
+        }
     }
 
     /// The record of a read is in its slot.
@@ -203,19 +235,38 @@ impl Scheduler {
         slot.pins += 1;
         slot.is_unused = false;
         let (number, id) = (slot.expert, SlotId { index, generation: slot.generation });
-        let is_used_again = slot.read_in_pass != self.pass;
-        self.experts[number as usize].need = Need::Served;
+        let expert = &mut self.experts[number as usize];
+        expert.need = Need::Served;
         if self.kind == PassKind::Decode {
-            self.warm(index, is_used_again);
+            // log2(2^a + 2^b), with neither power taken.
+            let use_now = self.pass as f64 / HALF_LIFE_PASSES;
+            let rest = (-(use_now - expert.log_uses).abs()).exp2().ln_1p() / std::f64::consts::LN_2;
+            expert.log_uses = use_now.max(expert.log_uses) + rest;
         }
         Some(Outcome::Ready { expert: self.id(number), slot: id })
     }
 
-    /// A use in decode: a hot slot becomes the hottest; one that was used before changes places with the coldest.
-    fn warm(&mut self, index: u32, is_used_again: bool) {
+    /// A layer has used an expert. Told of all of a layer in the order of their indices: what stays in memory depends on
+    /// what was used, not on the order in which it arrived.
+    pub(super) fn used(&mut self, number: u32) {
+        // It may have given way to another of its layer, or have failed.
+        let Some(index) = self.experts[number as usize].slot else { return };
+        if self.slots[index as usize].state != SlotState::Resident {
+            return;
+        }
+        if self.kind == PassKind::Decode {
+            self.warm(index);
+        }
+        if self.slots[index as usize].pins == 0 {
+            self.settle(index);
+        }
+    }
+
+    /// A use in decode: it becomes the hottest of the hot set. One that was not in it changes places with the coldest.
+    fn warm(&mut self, index: u32) {
         let number = self.slots[index as usize].expert as usize;
         if !self.experts[number].is_hot {
-            let Some(coldest) = self.hot.first(0).filter(|_| is_used_again) else { return };
+            let Some(coldest) = self.hot.first(0) else { return };
             self.hot.remove(coldest);
             self.experts[self.slots[coldest as usize].expert as usize].is_hot = false;
             self.settle(coldest);

@@ -1,9 +1,10 @@
 //! Route traces as files.
 //!
 //! A file is the eight bytes `STRATART`, then numbers in LEB128 (seven bits a byte, the lowest first, in as few bytes as
-//! possible): version (1), layers, experts, top-k, strips; then for each strip its rows and, layer by layer, two lists:
-//! demand and forecast. A list is its length and, for each expert in order of index, how many indices it is past the one
-//! before (for the first: its index), and its tokens less one.
+//! possible): version, layers, experts, top-k, strips, and in version 2 the passes that came after the text, at least one;
+//! then for each strip, and for each of these passes, its rows and, layer by layer, two lists: demand and forecast. A list
+//! is its length and, for each expert in order of index, how many indices it is past the one before (for the first: its
+//! index), and its tokens less one.
 
 use std::io::{self, Read, Write};
 
@@ -13,7 +14,9 @@ use super::{LayerRoutes, Strip, Trace};
 use crate::Demand;
 
 const MAGIC: &[u8; 8] = b"STRATART";
-const VERSION: u32 = 1;
+/// Version of a trace of a text alone, and of one with passes after it.
+const TEXT: u32 = 1;
+const WITH_DECODE: u32 = 2;
 /// More than any model has; few enough that tables of layers and experts stay small.
 const MOST_LAYERS: u32 = 1 << 12;
 const MOST_EXPERTS: u32 = 1 << 16;
@@ -27,8 +30,8 @@ pub enum TraceError {
     /// The bytes could not be had.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// They are no trace, or not one of this version.
-    #[error("this is no route trace of version {VERSION}")]
+    /// They are no trace, or not one of these versions.
+    #[error("this is no route trace of version {TEXT} or {WITH_DECODE}")]
     NotATrace,
     /// A number makes no sense.
     #[error("broken trace: at offset {offset}, {what}")]
@@ -47,10 +50,14 @@ impl Trace {
     /// When `out` fails, or the trace is one that [`read`](Self::read) would refuse.
     pub fn write(&self, out: &mut impl Write) -> Result<(), TraceError> {
         let mut bytes = MAGIC.to_vec();
-        for number in [VERSION, self.layers, self.experts, self.top_k, self.strips.len() as u32] {
+        let version = if self.decode.is_empty() { TEXT } else { WITH_DECODE };
+        for number in [version, self.layers, self.experts, self.top_k, self.strips.len() as u32] {
             put(&mut bytes, number);
         }
-        for strip in &self.strips {
+        if version == WITH_DECODE {
+            put(&mut bytes, self.decode.len() as u32);
+        }
+        for strip in self.strips.iter().chain(&self.decode) {
             put(&mut bytes, strip.rows);
             for layer in &strip.layers {
                 put_list(&mut bytes, &layer.demand);
@@ -72,17 +79,29 @@ impl Trace {
         for byte in &mut magic {
             *byte = input.byte()?.ok_or(TraceError::NotATrace)?;
         }
-        if magic != *MAGIC || input.number("the version", 0, u32::MAX)? != VERSION {
+        if magic != *MAGIC {
+            return Err(TraceError::NotATrace);
+        }
+        let version = input.number("the version", 0, u32::MAX)?;
+        if version != TEXT && version != WITH_DECODE {
             return Err(TraceError::NotATrace);
         }
         let layers = input.number("the number of layers", 1, MOST_LAYERS)?;
         let experts = input.number("the number of experts", 1, MOST_EXPERTS.min(MOST_EXPERTS_IN_ALL / layers))?;
         let top_k = input.number("top-k", 1, experts)?;
         let strips = input.number("the number of strips", 1, u32::MAX)?;
-        let mut trace = Self { layers, experts, top_k, strips: Vec::new() };
+        let passes = match version {
+            WITH_DECODE => input.number("the number of passes after the text", 1, u32::MAX)?,
+            _ => 0,
+        };
+        let mut trace = Self { layers, experts, top_k, strips: Vec::new(), decode: Vec::new() };
         for _ in 0..strips {
             let strip = input.strip(&trace)?;
             trace.strips.push(strip);
+        }
+        for _ in 0..passes {
+            let strip = input.strip(&trace)?;
+            trace.decode.push(strip);
         }
         match input.byte()? {
             None => Ok(trace),

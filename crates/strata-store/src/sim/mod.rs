@@ -1,18 +1,22 @@
-//! The simulator: a prompt in virtual time.
+//! The simulator: a prompt in virtual time, and decode as a sequence of look-ups.
 //!
-//! Owns: models of a drive and of compute, routes to feed them with (made up or recorded), and the loop that drives the
-//! real [`Scheduler`](crate::scheduler::Scheduler) through the layers of a pass as the engine does. Promises: the same
+//! Owns: models of a drive and of compute, routes to feed them with (made up or recorded), the loop that drives the
+//! real [`Scheduler`](crate::scheduler::Scheduler) through the layers of a pass as the engine does, and caches to compare
+//! it with ([`replay`]). Promises: the same
 //! arguments give the same report; no file makes it panic or take more memory than its size explains. Refuses: to be more
 //! exact than its numbers: machines vary by more than what it leaves out.
 
+mod cache;
 mod drive;
 mod file;
 mod random;
 pub mod reference;
+pub mod replay;
 mod run;
 mod synthetic;
 mod trace;
 
+pub use cache::{Cache, Eviction};
 pub use file::TraceError;
 pub use run::simulate;
 pub use synthetic::{Habits, Synthetic};

@@ -47,7 +47,13 @@ impl Synthetic {
             let rows = self.strip_rows.min(self.tokens - start);
             self.strip(rows, &layers, &mut random)
         });
-        let trace = Trace { layers: self.layers, experts: self.experts, top_k: self.top_k(), strips: strips.collect() };
+        let trace = Trace {
+            layers: self.layers,
+            experts: self.experts,
+            top_k: self.top_k(),
+            strips: strips.collect(),
+            decode: Vec::new(),
+        };
         (trace, Ranking { layers: layers.into_iter().map(|layer| layer.ranking).collect() })
     }
 

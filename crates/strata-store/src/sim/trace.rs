@@ -1,8 +1,8 @@
 //! Route traces: what the rows of a text were routed to, and what was forecast.
 
-use crate::{Demand, ExpertId};
+use crate::{Demand, ExpertId, Usage};
 
-/// The routes of a text. Any number of strips can be taken as a pass, since routes do not depend on it.
+/// The routes of a text. Any number of its strips can be taken as a pass, since routes do not depend on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trace {
     /// Layers of the model.
@@ -13,6 +13,8 @@ pub struct Trace {
     pub top_k: u32,
     /// The rows of the text, in order.
     pub strips: Vec<Strip>,
+    /// What came after the text token by token: each one a pass of its own.
+    pub decode: Vec<Strip>,
 }
 
 /// Some rows of a text.
@@ -57,6 +59,15 @@ pub(super) fn demands(tokens: &[u32]) -> Vec<Demand> {
 }
 
 impl Trace {
+    /// How often each expert was used.
+    pub fn usage(&self) -> Usage {
+        let mut usage = Usage::sized(self.layers as usize, self.experts as usize);
+        for strip in self.strips.iter().chain(&self.decode) {
+            (0u32..).zip(&strip.layers).for_each(|(layer, routes)| usage.add(layer, &routes.demand));
+        }
+        usage
+    }
+
     /// Rows of the text.
     pub fn tokens(&self) -> u64 {
         self.strips.iter().map(|strip| u64::from(strip.rows)).sum()

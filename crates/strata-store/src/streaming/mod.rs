@@ -338,8 +338,8 @@ fn scheduler(
         slots: slots as u32,
         depth: options.depth,
     };
-    let hot = if slots as u64 >= records.experts() { slots } else { slots - limits.ring_slots() as usize };
-    let mut scheduler = Scheduler::new(limits, &profile.hottest(hot))?;
+    let hot = profile.hottest(limits.hot_slots() as usize);
+    let mut scheduler = Scheduler::new(limits, &hot)?;
     scheduler.set_forecast_min(options.forecast_min);
     Ok(scheduler)
 }
@@ -467,9 +467,12 @@ impl ExpertStore for StreamingStore {
     }
 
     fn release(&mut self, slot: Slot) {
-        if self.fake.is_none() {
-            self.scheduler.release(slot.slot);
-            self.retire();
+        match &mut self.fake {
+            Some(fake) => fake.release(),
+            None => {
+                self.scheduler.release(slot.slot);
+                self.retire();
+            }
         }
     }
 

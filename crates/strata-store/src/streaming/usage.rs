@@ -20,7 +20,12 @@ impl Usage {
     /// None so far.
     pub fn new(records: &Records) -> Self {
         let experts = records.layers.iter().map(|layer| layer.experts as usize).max().unwrap_or(0);
-        Self { experts, counts: vec![0; records.layers.len() * experts], total: 0 }
+        Self::sized(records.layers.len(), experts)
+    }
+
+    /// None so far, of so many layers of so many experts.
+    pub fn sized(layers: usize, experts: usize) -> Self {
+        Self { experts, counts: vec![0; layers * experts], total: 0 }
     }
 
     /// `[layers][experts]`.
@@ -35,7 +40,7 @@ impl Usage {
     }
 
     /// Rows were routed to these experts of a layer, all of which exist.
-    pub(super) fn add(&mut self, layer: u32, experts: &[Demand]) {
+    pub(crate) fn add(&mut self, layer: u32, experts: &[Demand]) {
         for demand in experts {
             let count = &mut self.counts[layer as usize * self.experts + demand.expert as usize];
             *count = count.saturating_add(demand.tokens);

@@ -1,8 +1,8 @@
 //! Properties that hold for all traces, orders of arrival, failures and cancellations.
 
 use proptest::prelude::*;
-use strata_store::ExpertId;
-use strata_store::scheduler::{Class, Limits, Outcome, PassKind};
+use strata_store::scheduler::{Class, Limits, Outcome, PassKind, Scheduler};
+use strata_store::{Demand, ExpertId};
 
 use crate::simulator::{Compute, Drive, Simulator};
 use crate::trace::{self, Pass, Random, Style};
@@ -82,6 +82,47 @@ fn computed(outcomes: &[Outcome]) -> Vec<ExpertId> {
     let mut all: Vec<_> = outcomes.iter().map(ready).collect();
     all.sort_unstable();
     all
+}
+
+/// What passes leave, and what they found, when reads end in an order by chance, some before others are started, and slots come back at once.
+fn left(case: &Case, passes: &[Pass], seed: u64) -> Vec<(Vec<ExpertId>, Vec<ExpertId>, u64)> {
+    let mut random = Random::new(seed);
+    let mut scheduler = Scheduler::new(case.limits.clone(), &case.hot).unwrap();
+    let mut under_way = Vec::new();
+    let mut read = |scheduler: &mut Scheduler, random: &mut Random| {
+        under_way.extend(std::iter::from_fn(|| scheduler.next_read()));
+        let any = !under_way.is_empty();
+        if any {
+            let read = under_way.swap_remove(random.below(under_way.len() as u64) as usize);
+            scheduler.read_done(read.slot);
+        }
+        any
+    };
+    while read(&mut scheduler, &mut random) {}
+    let leave = |pass: &Pass| {
+        scheduler.begin_pass(pass.kind);
+        for (layer, strips) in (0..).zip(&pass.layers) {
+            strips.iter().for_each(|strip| scheduler.demand(layer, &strip.demand).unwrap());
+            if random.chance(500) {
+                read(&mut scheduler, &mut random);
+            }
+            scheduler.close(layer);
+            while scheduler.outstanding() > 0 {
+                read(&mut scheduler, &mut random);
+                if random.chance(500)
+                    && let Some(Outcome::Ready { slot, .. }) = scheduler.next_outcome()
+                {
+                    scheduler.release(slot);
+                }
+            }
+            scheduler.layer_done(layer);
+        }
+        scheduler.end_pass();
+        let mut resident: Vec<_> = scheduler.resident().map(|(id, _)| id).collect();
+        resident.sort_unstable();
+        (resident, scheduler.hot_set().collect(), scheduler.counts().resident.records)
+    };
+    passes.iter().map(leave).collect()
 }
 
 proptest! {
@@ -181,6 +222,38 @@ proptest! {
             one.pass(&pass, 0).unwrap();
             two.pass(&pass, 0).unwrap();
             prop_assert_eq!(computed(&one.outcomes), computed(&two.outcomes));
+        }
+    }
+
+    /// Of single tokens without read-ahead: nothing else than what they used decides what is in memory afterwards.
+    #[test]
+    fn the_order_of_arrival_does_not_change_what_single_tokens_leave(case in cases(0..40_u32), other in any::<u64>()) {
+        let style = Style { lookahead: 0, strips: 1, rows: 1, ..case.style };
+        let mut random = Random::new(case.seed);
+        let passes: Vec<_> = (0..20).map(|_| trace::pass(&style, PassKind::Decode, &mut random)).collect();
+        prop_assert_eq!(left(&case, &passes, case.seed), left(&case, &passes, other));
+    }
+
+    /// A prompt that uses every expert of every layer leaves the decode set as it was.
+    #[test]
+    fn a_sweep_of_all_experts_leaves_the_hot_set_alone(case in cases(0..80_u32)) {
+        let mut simulator = case.simulator(case.seed);
+        for pass in case.passes() {
+            simulator.pass(&Pass { kind: PassKind::Decode, ..pass }, 0).unwrap();
+        }
+        // What is left of the hot set is loaded.
+        simulator.drain();
+        simulator.drain();
+        let hot: Vec<_> = simulator.scheduler.hot_set().collect();
+        let all = (0..case.style.experts).map(|expert| Demand { expert, tokens: 9 }).collect();
+        let strip = trace::Strip { demand: all, ..trace::Strip::default() };
+        let layers = vec![vec![strip]; case.style.layers as usize];
+        let sweep = Pass { kind: PassKind::Prompt, profile: Vec::new(), layers };
+        for _ in 0..2 {
+            simulator.pass(&sweep, 0).unwrap();
+            prop_assert_eq!(&simulator.scheduler.hot_set().collect::<Vec<_>>(), &hot);
+            let resident: Vec<_> = simulator.scheduler.resident().map(|(id, _)| id).collect();
+            prop_assert!(hot.iter().all(|id| resident.contains(id)));
         }
     }
 

@@ -107,6 +107,21 @@ fn demand_overtakes_read_ahead_and_most_tokens_go_first() {
 }
 
 #[test]
+fn guesses_that_are_not_sure_keep_no_other_layer_waiting() {
+    use Class::ReadAhead as A;
+    let mut s = scheduler(30, 4, &[]);
+    s.set_forecast_min(3);
+    s.begin_pass(PassKind::Prompt);
+    s.forecast(0, &demands(&[(1, 2), (2, 3)]));
+    s.forecast(1, &demands(&[(5, 9), (6, 1)]));
+    assert_eq!(order(&reads(&mut s)), [(A, 0, 2), (A, 1, 5)]);
+    // They are read when they are sure enough, the nearer layer first.
+    s.forecast(1, &demands(&[(6, 2)]));
+    s.set_forecast_min(1);
+    assert_eq!(order(&reads(&mut s)), [(A, 0, 1), (A, 1, 6)]);
+}
+
+#[test]
 fn read_ahead_becomes_demand_or_is_dropped() {
     let mut s = scheduler(30, 3, &[]);
     s.begin_pass(PassKind::Prompt);
@@ -135,6 +150,24 @@ fn read_ahead_becomes_demand_or_is_dropped() {
     assert_eq!(s.next_read(), None);
     s.close(0);
     assert_eq!(s.counts().resident.records, 2);
+}
+
+#[test]
+fn what_the_last_strip_is_the_first_to_ask_for_is_missed_although_its_read_has_begun() {
+    let mut s = scheduler(30, 8, &[]);
+    s.begin_pass(PassKind::Prompt);
+    s.forecast(0, &demands(&[(1, 1)]));
+    // Two strips: 2 is read beside the second one, 3 and 4 nobody expected before it.
+    s.demand(0, &demands(&[(1, 1), (2, 1)])).unwrap();
+    assert_eq!(reads(&mut s).len(), 2);
+    s.demand(0, &demands(&[(2, 1), (3, 1), (4, 1)])).unwrap();
+    let started = reads(&mut s);
+    assert_eq!(order(&started).iter().map(|r| r.2).collect::<Vec<_>>(), [3, 4]);
+    // However fast the drive is.
+    s.read_done(started[0].slot);
+    s.close(0);
+    let records = |s: &Scheduler| [s.counts().resident, s.counts().ahead, s.counts().missed].map(|tally| tally.records);
+    assert_eq!(records(&s), [0, 2, 2]);
 }
 
 #[test]
@@ -201,11 +234,11 @@ fn the_hot_set_is_loaded_kept_in_prompts_and_exchanged_in_decode() {
     s.end_pass();
     assert_eq!(s.hot_set().collect::<Vec<_>>(), hot);
     assert_eq!(s.counts().resident.records, 4);
-    // The first use in decode is probation, the second takes the coldest one's place. A use makes the hottest.
+    // A use in decode makes the hottest; if it was not hot, the coldest one gives up its place.
     for (used, hot) in [
-        (3, [id(0, 0), id(0, 1), id(1, 2), id(1, 3)]),
         (2, [id(1, 2), id(0, 0), id(0, 1), id(1, 3)]),
         (3, [id(2, 3), id(1, 2), id(0, 0), id(0, 1)]),
+        (2, [id(1, 2), id(2, 3), id(0, 0), id(0, 1)]),
     ] {
         s.begin_pass(PassKind::Decode);
         layer(&mut s, 0, &[]);
@@ -214,6 +247,32 @@ fn the_hot_set_is_loaded_kept_in_prompts_and_exchanged_in_decode() {
         s.end_pass();
         assert_eq!(s.hot_set().collect::<Vec<_>>(), hot);
     }
+}
+
+/// In decode, those that left the hot set wait for their turn; the one of them that was used least gives way, and of as many
+/// uses the one that waits longest.
+#[test]
+fn what_was_used_least_gives_way_in_decode() {
+    // One slot is the hot set's.
+    let mut s = scheduler(7, 2, &[(3, 9)]);
+    let started = reads(&mut s);
+    finish(&mut s, &started);
+    // (3, 9) was never used, and 0 twice before all others: it waits longer than 1, which goes.
+    let passes: [(&[u32], &[ExpertId]); 6] =
+        [(&[0], &[]), (&[0], &[]), (&[1, 2], &[]), (&[3, 4], &[]), (&[5, 6], &[id(3, 9)]), (&[7], &[id(0, 1)])];
+    for (experts, evicted) in passes {
+        s.begin_pass(PassKind::Decode);
+        let all: Vec<_> = experts.iter().map(|expert| (*expert, 1)).collect();
+        s.demand(0, &demands(&all)).unwrap();
+        let started = reads(&mut s);
+        assert_eq!(started.iter().filter_map(|read| read.evicted).collect::<Vec<_>>(), evicted, "{experts:?}");
+        finish(&mut s, &started);
+        s.close(0);
+        serve(&mut s, 0);
+        (1..4).for_each(|index| assert!(layer(&mut s, index, &[]).is_empty()));
+        s.end_pass();
+    }
+    assert_eq!(s.hot_set().collect::<Vec<_>>(), [id(0, 7)]);
 }
 
 #[test]
@@ -391,8 +450,11 @@ fn a_smaller_arena_gives_up_its_coldest() {
         let started = reads(&mut s);
         finish(&mut s, &started);
     }
+    s.begin_pass(PassKind::Prompt);
+    layer(&mut s, 0, &[5, 6, 7, 8]);
+    s.end_pass();
     s.begin_pass(PassKind::Decode);
-    layer(&mut s, 0, &[1, 5, 6, 7, 8]);
+    layer(&mut s, 0, &[1]);
     s.end_pass();
     // Hottest first: (0, 1) by use, then (0, 0), (1, 2), (1, 3). The ring has room for 8 and holds 4.
     assert_eq!(s.shrink(5), Err(ArenaTooSmall { slots: 5, least_slots: 6 }));
@@ -410,10 +472,10 @@ fn a_smaller_arena_gives_up_its_coldest() {
     s.close(0);
     let Some(Outcome::Ready { slot, .. }) = s.next_outcome() else { panic!("it is there") };
     s.abandon();
-    // Down to the smallest, while one is out: it stays, and (0, 5), used longest ago, goes.
+    // Down to the smallest, while one is out: it stays, and what the sweep used last goes.
     s.shrink(6).unwrap();
     assert_eq!(s.hot_set().count(), 0);
-    assert_eq!(std::iter::from_fn(|| s.next_retired()).collect::<Vec<_>>(), [11, 4, 5]);
+    assert_eq!(std::iter::from_fn(|| s.next_retired()).collect::<Vec<_>>(), [11, 7, 6]);
     s.release(slot);
     assert_eq!((s.next_retired(), s.counts().evictions), (None, 0));
     s.begin_pass(PassKind::Decode);

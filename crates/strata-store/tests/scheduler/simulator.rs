@@ -94,6 +94,7 @@ impl Simulator {
             assert_eq!(self.scheduler.next_outcome(), None);
             self.scheduler.layer_done(layer);
             self.mirror.layer_done();
+            self.mirror.check_hot_set(self.scheduler.hot_set());
         }
         self.scheduler.end_pass();
         self.mirror.end();

@@ -56,7 +56,7 @@ fn trace(strips: &[Routes<'_>]) -> Trace {
             .collect(),
     };
     let layers = strips[0].len() as u32;
-    Trace { layers, experts: EXPERTS, top_k: 1, strips: strips.iter().map(strip).collect() }
+    Trace { layers, experts: EXPERTS, top_k: 1, strips: strips.iter().map(strip).collect(), decode: Vec::new() }
 }
 
 fn run(trace: &Trace, machine: &Machine, policy: &Policy) -> Report {

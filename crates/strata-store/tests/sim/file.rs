@@ -24,7 +24,7 @@ fn small() -> Trace {
         LayerRoutes { demand: list(&[(0, 2), (299, 2)]), forecast: list(&[(3, 1), (4, 1), (200, 2)]) },
         LayerRoutes { demand: list(&[(1, 1), (2, 1), (3, 2)]), forecast: Vec::new() },
     ];
-    Trace { layers: 2, experts: 300, top_k: 2, strips: vec![Strip { rows: 2, layers }] }
+    Trace { layers: 2, experts: 300, top_k: 2, strips: vec![Strip { rows: 2, layers }], decode: Vec::new() }
 }
 
 #[rustfmt::skip]
@@ -44,6 +44,26 @@ fn the_format_is_what_it_is() {
     assert_eq!(read(SMALL).unwrap(), small());
 }
 
+/// Passes that came after the text make another version, with their number after that of the strips.
+#[test]
+fn what_came_after_the_text_follows_it() {
+    let layers = vec![
+        LayerRoutes { demand: list(&[(7, 1), (8, 1)]), forecast: Vec::new() },
+        LayerRoutes { demand: list(&[(0, 1), (2, 1)]), forecast: Vec::new() },
+    ];
+    let after = Strip { rows: 1, layers };
+    let trace = Trace { decode: vec![after.clone(), after], ..small() };
+    let after = [1, 2, 7, 0, 0, 0, 0, 2, 0, 0, 1, 0, 0];
+    let expected = [&SMALL[..8], &[2], &SMALL[9..14], &[2], &SMALL[14..], &after, &after].concat();
+    assert_eq!(bytes(&trace), expected);
+    assert_eq!(read(&expected).unwrap(), trace);
+    assert!(read(&expected[..expected.len() - 13]).is_err());
+    assert_eq!(trace.tokens(), 2, "tokens of the text");
+    let counts = trace.usage().counts().to_vec();
+    let used: Vec<_> = counts.iter().enumerate().filter(|(_, count)| **count > 0).map(|(at, c)| (at, *c)).collect();
+    assert_eq!(used, [(0, 2), (7, 2), (8, 2), (299, 2), (300, 2), (301, 1), (302, 3), (303, 2)]);
+}
+
 #[test]
 fn broken_files_are_refused_with_the_place() {
     let change = |at: usize, with: &[u8]| [&SMALL[..at], with, &SMALL[at + 1..]].concat();
@@ -51,7 +71,10 @@ fn broken_files_are_refused_with_the_place() {
         (b"".to_vec(), "no route trace of version 1"),
         (b"GGUF".to_vec(), "no route trace of version 1"),
         (change(0, b"T"), "no route trace of version 1"),
-        (change(8, &[2]), "no route trace of version 1"),
+        (change(8, &[3]), "no route trace of version 1 or 2"),
+        // The rows, 2, are the number of passes after the text then.
+        (change(8, &[2]), "at offset 21, 2 rows make 2 choices instead of 4"),
+        ([&SMALL[..8], &[2], &SMALL[9..14], &[0], &SMALL[14..]].concat(), "passes after the text is 0"),
         (SMALL[..SMALL.len() - 1].to_vec(), "at offset 36, the file ends too early"),
         (SMALL[..12].to_vec(), "at offset 12, the file ends too early"),
         ([SMALL, &[0]].concat(), "the trace has ended, but the file has not"),
@@ -102,7 +125,9 @@ fn traces() -> impl Strategy<Value = Trace> {
     (1..6_u32, 1..40_u32, 1..6_u32, 1..60_u32, 1..30_u32, any::<u64>()).prop_map(
         |(layers, experts, top_k, tokens, strip_rows, seed)| {
             let habits = Habits { foreseen: 0.6, ranked: 0.5 };
-            Synthetic { layers, experts, top_k, tokens, strip_rows, habits, seed }.routes().0
+            let mut trace = Synthetic { layers, experts, top_k, tokens, strip_rows, habits, seed }.routes().0;
+            trace.decode = trace.strips.split_off(trace.strips.len().min(1 + seed as usize % 4));
+            trace
         },
     )
 }

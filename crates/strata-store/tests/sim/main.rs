@@ -4,4 +4,5 @@ mod by_hand;
 mod file;
 mod properties;
 mod reference;
+mod replay;
 mod statistics;
