@@ -14,7 +14,7 @@ fn keys(value: &Value) -> Vec<&str> {
     keys
 }
 
-const TIMING_KEYS: [&str; 36] = [
+const TIMING_KEYS: [&str; 37] = [
     "backend",
     "bench",
     "bytes_missed",
@@ -42,6 +42,7 @@ const TIMING_KEYS: [&str; 36] = [
     "records_missed",
     "records_read",
     "records_wasted",
+    "routes",
     "runs",
     "seconds",
     "seconds_max",
