@@ -151,7 +151,7 @@ mod tests {
         let open =
             |options: &EngineOptions| Engine::open(&folder.join("strata-mini-iq2xs-q4_0.gguf"), options).unwrap();
         let stop = Stop::new(false);
-        let text: String = std::fs::read_to_string(folder.join("eval.txt")).unwrap().chars().take(2000).collect();
+        let text: String = std::fs::read_to_string(folder.join("eval.txt")).unwrap().chars().take(1200).collect();
         let mut whole = open(&EngineOptions::default());
         let ids = whole.tokenizer().unwrap().encode(&text, false).unwrap();
         // The end of the text says what is used most.

@@ -169,9 +169,8 @@ impl Ranked {
     }
 }
 
-/// The hits of the best of all caches, by group: it knows what comes (Belady 1966), and begins with what is best to begin
-/// with. It need not hold a group together, so that nothing that reads what is missing, one after the other in any order, has
-/// fewer misses, where there is room for every group.
+/// The hits of the best of all caches that hold a group together and have room for it, by group: it knows what comes
+/// (Belady 1966), and begins with what is best to begin with.
 pub(super) fn best_hits(groups: &[Vec<u32>], slots: usize, experts: usize) -> Vec<usize> {
     // When each expert of each group is used next.
     let mut next = vec![u64::MAX; experts];
@@ -186,15 +185,15 @@ pub(super) fn best_hits(groups: &[Vec<u32>], slots: usize, experts: usize) -> Ve
     first_uses.sort_by_key(|(expert, at)| (*at, *expert));
     first_uses.iter().take(slots).for_each(|(expert, at)| held.put(*expert, *at));
     let use_group = |(group, nexts): (&Vec<u32>, &Vec<u64>)| {
-        let (hits, misses): (Vec<_>, Vec<_>) = group.iter().zip(nexts).partition(|(expert, _)| held.holds(**expert));
-        hits.iter().for_each(|(expert, at)| held.put(**expert, **at));
-        for (expert, at) in misses {
+        let hits = group.iter().filter(|expert| held.holds(**expert)).count();
+        // Those of the group are used first of all, now: they are the last to give way.
+        for _ in slots..held.len() + group.len() - hits {
             if let Some((_, last)) = held.order.last().copied() {
                 held.remove(last);
-                held.put(*expert, *at);
             }
         }
-        hits.len()
+        group.iter().zip(nexts).for_each(|(expert, at)| held.put(*expert, *at));
+        hits
     };
     groups.iter().zip(&nexts).map(use_group).collect()
 }

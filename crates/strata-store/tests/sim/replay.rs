@@ -1,7 +1,5 @@
 //! Caches and the best of all of them: by hand, against brute force, and what holds for all routes.
 
-use std::collections::BTreeSet;
-
 use proptest::prelude::*;
 use strata_store::scheduler::Limits;
 use strata_store::sim::replay::{self, Arena, Lookups};
@@ -88,36 +86,23 @@ fn a_group_is_kept_together() {
 /// Experts of the smallest cases.
 const EXPERTS: u32 = 5;
 
-/// The fewest misses: every set that a cache can begin with, every order in a group, and everyone who can give way.
+/// The fewest misses: every set that a cache can begin with, and everyone of other groups who can give way.
 fn fewest_misses(groups: &[Vec<u32>], slots: u32) -> u32 {
+    let sets = || 0..1 << EXPERTS;
     // Least misses by the set that is held, as bits.
-    let mut states: Vec<Option<u32>> =
-        (0..1 << EXPERTS).map(|set: u32| (set.count_ones() <= slots).then_some(0)).collect();
+    let mut states: Vec<Option<u32>> = sets().map(|set: u32| (set.count_ones() <= slots).then_some(0)).collect();
     for group in groups {
-        // By the set that is held and the part of the group that is still to come.
-        let mut open: BTreeSet<(u32, u32, u32)> = BTreeSet::new();
-        let all: u32 = group.iter().map(|expert| 1 << expert).sum();
-        let held = (0..).zip(&states).filter_map(|(set, misses)| Some(((*misses)?, all, set)));
-        open.extend(held);
-        states.fill(None);
-        while let Some((misses, left, set)) = open.pop_first() {
-            if left == 0 {
-                let least = states[set as usize].get_or_insert(misses);
+        let group: u32 = group.iter().map(|expert| 1 << expert).sum();
+        let mut after = vec![None; states.len()];
+        for (set, misses) in sets().zip(&states).filter_map(|(set, misses)| Some((set, (*misses)?))) {
+            let misses = misses + (group & !set).count_ones();
+            let can_follow = |next: &u32| next & group == group && next & !(set | group) == 0;
+            for next in sets().filter(can_follow).filter(|next| next.count_ones() <= slots) {
+                let least = after[next as usize].get_or_insert(misses);
                 *least = misses.min(*least);
             }
-            for expert in (0..EXPERTS).map(|expert| 1 << expert).filter(|expert| left & expert != 0) {
-                if set & expert != 0 {
-                    open.insert((misses, left & !expert, set));
-                    continue;
-                }
-                if set.count_ones() < slots {
-                    open.insert((misses + 1, left & !expert, set | expert));
-                }
-                for victim in (0..EXPERTS).map(|victim| 1 << victim).filter(|victim| set & victim != 0) {
-                    open.insert((misses + 1, left & !expert, set & !victim | expert));
-                }
-            }
         }
+        states = after;
     }
     states.into_iter().flatten().min().unwrap()
 }
