@@ -26,6 +26,7 @@ pub use profiled::{Operation, Profile, ProfiledBackend, SharedProfile, Spent};
 pub use recording::{Call, Recording, RecordingBackend};
 pub use saved::SavedState;
 pub use strata_kernels::attention::KvType;
+pub use strata_kernels::route::{choose, weigh};
 pub use strata_kernels::{Arithmetic, Isa, UnavailableIsa, conv::MAX_TAPS as MAX_CONV_TAPS, experts::Choice};
 
 macro_rules! handles {
@@ -137,7 +138,7 @@ pub enum Field {
     Inject,
     /// The last mixer or mixture output, `[H]`.
     Output,
-    /// Router logits of the last [`Backend::route`], `[experts]`; only with `keep_details`.
+    /// Router logits of the last [`Backend::route`] or [`Backend::router_logits`], `[experts]`; only with `keep_details`.
     RouterLogits,
     /// `silu(gate) * up` of the routed experts, `[top_k][expert_ff]`; only with `keep_details`.
     ExpertHidden,
@@ -299,6 +300,14 @@ pub trait Backend: Send {
     /// Chooses experts for the rows' layer input. The choice is kept for [`combine`](Self::combine) and can be read by
     /// the ticket ([`take_routes`](Self::take_routes)).
     fn route(&mut self, pass: PassId, rows: Range<usize>, router: MatrixId) -> Ticket;
+
+    /// Router logits of the rows' layer input, `[rows][experts]`: the same values that [`route`](Self::route) chooses by.
+    /// Read by the ticket ([`take_logits`](Self::take_logits)); who chooses by them tells the choice by
+    /// [`set_routes`](Self::set_routes).
+    fn router_logits(&mut self, pass: PassId, rows: Range<usize>, router: MatrixId) -> Ticket;
+
+    /// Keeps a choice that was made elsewhere for [`combine`](Self::combine), as [`route`](Self::route) keeps its own.
+    fn set_routes(&mut self, pass: PassId, rows: Range<usize>, routes: &Routes);
 
     /// The `choices` experts of a row that `router` (of a later layer) would choose first for the same input, rounded as
     /// suits the machine; read like a route, with as many a row, and kept nowhere.

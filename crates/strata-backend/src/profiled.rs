@@ -144,6 +144,8 @@ pub struct ProfiledBackend {
     layer: Option<u32>,
     /// Nothing of the layer is left but its last writes: the next read is of the next layer.
     is_layer_done: bool,
+    /// Names router logits that were not read yet.
+    router_ticket: Option<u64>,
 }
 
 /// A reading of results that takes less did not wait.
@@ -154,7 +156,10 @@ impl ProfiledBackend {
     pub fn new(inner: Box<dyn Backend>, timeline: Timeline) -> (Self, SharedProfile) {
         let profile = SharedProfile::default();
         let measured = profile.clone();
-        (Self { inner, profile, timeline, last: None, layer: None, is_layer_done: false }, measured)
+        (
+            Self { inner, profile, timeline, last: None, layer: None, is_layer_done: false, router_ticket: None },
+            measured,
+        )
     }
 
     /// The streams are read: by the layer after one that is done, or once more by the same.
@@ -323,6 +328,16 @@ impl Backend for ProfiledBackend {
         self.operation(Operation::Route, |inner| inner.route(pass, rows, router))
     }
 
+    fn router_logits(&mut self, pass: PassId, rows: Range<usize>, router: MatrixId) -> Ticket {
+        let ticket = self.operation(Operation::Route, |inner| inner.router_logits(pass, rows, router));
+        self.router_ticket = Some(ticket.0);
+        ticket
+    }
+
+    fn set_routes(&mut self, pass: PassId, rows: Range<usize>, routes: &Routes) {
+        self.reading(Operation::Route, |inner| inner.set_routes(pass, rows, routes));
+    }
+
     fn forecast(&mut self, pass: PassId, rows: Range<usize>, router: MatrixId, choices: usize) -> Ticket {
         self.operation(Operation::Forecast, |inner| inner.forecast(pass, rows, router, choices))
     }
@@ -362,7 +377,9 @@ impl Backend for ProfiledBackend {
     }
 
     fn take_logits(&mut self, ticket: Ticket, logits: &mut Vec<f32>) -> Result<(), BackendError> {
-        self.reading(Operation::Head, |inner| inner.take_logits(ticket, logits))
+        let is_router = self.router_ticket.take_if(|router| *router == ticket.0).is_some();
+        let operation = if is_router { Operation::Route } else { Operation::Head };
+        self.reading(operation, |inner| inner.take_logits(ticket, logits))
     }
 
     fn read_field(&mut self, pass: PassId, field: Field, rows: Range<usize>) -> Vec<f32> {

@@ -24,6 +24,8 @@ pub enum Call {
     MixQsa { rows: Range<usize>, state: StateId },
     WriteStreams { rows: Range<usize> },
     Route { rows: Range<usize> },
+    RouterLogits { rows: Range<usize> },
+    SetRoutes { rows: Range<usize>, routes: Vec<u32> },
     Forecast { rows: Range<usize>, router: MatrixId, choices: usize },
     Experts { experts: Vec<ExpertId>, choices: Vec<Choice> },
     SharedExpert { rows: Range<usize> },
@@ -226,6 +228,16 @@ impl Backend for RecordingBackend {
         self.call(Call::Route { rows: rows.clone() });
         let routes = self.routes(pass, rows, self.passes[pass.0 as usize].top_k);
         self.ticket(routes)
+    }
+
+    fn router_logits(&mut self, _pass: PassId, rows: Range<usize>, router: MatrixId) -> Ticket {
+        let values = rows.len() * self.matrices[router.0 as usize].0;
+        self.call(Call::RouterLogits { rows });
+        self.ticket(Outcome::Logits(values))
+    }
+
+    fn set_routes(&mut self, _pass: PassId, rows: Range<usize>, routes: &Routes) {
+        self.call(Call::SetRoutes { rows, routes: routes.ids.clone() });
     }
 
     fn forecast(&mut self, pass: PassId, rows: Range<usize>, router: MatrixId, choices: usize) -> Ticket {

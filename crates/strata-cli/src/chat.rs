@@ -1,12 +1,12 @@
 //! `strata chat`: turns, with the state kept between them.
 
-use std::io::{BufRead, IsTerminal, Write};
+use std::io::{BufRead, IsTerminal, Read, Write};
 
 use strata_engine::{EngineOptions, Finish, GenerateOptions};
 
 use crate::error::CliError;
 use crate::flags::ChatFlags;
-use crate::{interrupt, note, run, setup};
+use crate::{input, interrupt, note, run, setup};
 
 const HELP: &str = "/clear forgets the conversation, /exit (or Ctrl-D) ends it, Ctrl-C stops an answer";
 
@@ -26,6 +26,7 @@ pub(crate) fn chat(flags: &ChatFlags) -> Result<(), CliError> {
 
     let system: Vec<_> = flags.system.iter().map(|text| ("system".to_owned(), text.clone())).collect();
     let mut messages = system.clone();
+    let mut unanswered = 0;
     let is_terminal = std::io::stdin().is_terminal();
     if is_terminal {
         note::line(format_args!("{} ({})\n{HELP}", path.display(), engine.model().describe_backend()));
@@ -60,9 +61,19 @@ pub(crate) fn chat(flags: &ChatFlags) -> Result<(), CliError> {
                     messages.pop();
                     continue;
                 }
-                let generated = run::stream(&mut engine, &mut session, &ids, &options)?;
+                let generated = match run::stream(&mut engine, &mut session, &ids, &options) {
+                    // A drive that failed may answer again; the conversation so far stays.
+                    Err(CliError::Failed(problem)) => {
+                        note::line(format_args!("\nstrata: {problem}"));
+                        messages.pop();
+                        unanswered += 1;
+                        continue;
+                    }
+                    generated => generated?,
+                };
                 writeln!(std::io::stdout())?;
                 note::line(run::summary(&generated));
+                setup::save_generated(&engine, "chat", &generated);
                 if generated.finish == Finish::Stopped && generated.tokens.is_empty() {
                     messages.pop();
                     continue;
@@ -73,6 +84,10 @@ pub(crate) fn chat(flags: &ChatFlags) -> Result<(), CliError> {
         }
     }
     setup::save_usage(&mut engine);
+    // Who typed the messages has seen it.
+    if unanswered > 0 && !is_terminal {
+        return Err(CliError::Failed(format!("messages that got no answer: {unanswered}")));
+    }
     Ok(())
 }
 
@@ -82,9 +97,10 @@ fn ask(is_terminal: bool) -> Result<Option<String>, CliError> {
         note::part("\n> ");
     }
     let mut line = Vec::new();
-    let read = std::io::stdin().lock().read_until(b'\n', &mut line);
-    match read.map_err(|error| CliError::Failed(format!("standard input: {error}")))? {
+    let read = std::io::stdin().lock().take(input::MOST_TEXT_BYTES + 1).read_until(b'\n', &mut line);
+    match read.map_err(|error| CliError::Failed(format!("standard input: {error}")))? as u64 {
         0 => Ok(None),
+        input::MOST_TEXT_BYTES.. if !line.ends_with(b"\n") => Err(input::too_long("a line of standard input")),
         _ => Ok(Some(String::from_utf8_lossy(&line).into_owned())),
     }
 }

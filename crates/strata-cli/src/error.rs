@@ -12,6 +12,8 @@ pub(crate) enum CliError {
     Failed(String),
     /// Two runs that should be equal are not; what differs was printed.
     Differs,
+    /// Something is broken; it was printed.
+    Broken,
     /// Ctrl-C.
     Interrupted,
     /// Whoever read the output went away.
@@ -26,14 +28,14 @@ impl CliError {
     pub(crate) fn text(&self) -> Option<&str> {
         match self {
             Self::Usage(text) | Self::Failed(text) => Some(text),
-            Self::Differs | Self::Interrupted | Self::ReaderGone => None,
+            Self::Differs | Self::Broken | Self::Interrupted | Self::ReaderGone => None,
         }
     }
 
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Self::Usage(_) => Self::USAGE,
-            Self::Failed(_) | Self::Differs => 1,
+            Self::Failed(_) | Self::Differs | Self::Broken => 1,
             Self::Interrupted => 130,
             // As if the pipe had closed on a program that dies of it: nothing went wrong here.
             Self::ReaderGone => 0,

@@ -9,7 +9,7 @@ use strata_engine::{EngineOptions, exact};
 use crate::error::CliError;
 use crate::flags::{DumpFlags, KldFlags, LogitsFlags, ParityFlags, PplFlags};
 use crate::interrupt::stoppable;
-use crate::{input, interrupt, note, setup};
+use crate::{input, interrupt, note, route, setup};
 
 pub(crate) fn logits(flags: &LogitsFlags) -> Result<(), CliError> {
     interrupt::install()?;
@@ -60,7 +60,14 @@ pub(crate) fn check_output(path: &Path) -> Result<(), CliError> {
     } else if !dir.is_dir() {
         format!("{}: there is no directory `{}` to write it in; make it first", path.display(), dir.display())
     } else {
-        return Ok(());
+        // What is neither a file nor to be one is left alone: whoever reads a pipe would see its end.
+        let written = match path.exists() {
+            true if path.is_file() => std::fs::OpenOptions::new().append(true).open(path).map(drop),
+            true => Ok(()),
+            false => tempfile::tempfile_in(dir).map(drop),
+        };
+        let Err(error) = written else { return Ok(()) };
+        format!("{}: it cannot be written: {error}", path.display())
     };
     Err(CliError::Failed(problem))
 }
@@ -100,7 +107,8 @@ fn settings(text: &str) -> Result<Settings, CliError> {
     for setting in text.split(',').filter(|setting| *setting != "default") {
         let bad = || {
             CliError::Usage(format!(
-                "`{setting}`: expected key=value with a key of model, threads, isa, precise, kv, context, pass, strip, gdn, qsa-block, pieces"
+                "`{setting}`: expected key=value with a key of model, threads, isa, precise, kv, context, pass, strip, gdn, \
+                 qsa-block, pieces, memory-gb, arena-gb, lookahead, forecast-min, ple, io, io-depth"
             ))
         };
         let (key, value) = setting.split_once('=').ok_or_else(bad)?;
@@ -228,15 +236,22 @@ pub(crate) fn perplexity(flags: &PplFlags) -> Result<(), CliError> {
     let p = result?;
     let mut out = std::io::stdout().lock();
     if flags.json {
-        let line = json!({
+        let mut line = json!({
             "tokens": ids.len(), "windows": p.windows, "window_tokens": p.window_tokens,
             "perplexity_all": p.all, "perplexity_second_half": p.second_half,
         });
+        if let (Some(receipt), Some(moce)) = (&p.routes, engine.moce()) {
+            line["moce"] = route::settings_json(&moce);
+            line["routes"] = route::json(receipt);
+        }
         writeln!(out, "{line}")?;
     } else {
         writeln!(out, "{} tokens, {} windows of {}", ids.len(), p.windows, p.window_tokens)?;
         writeln!(out, "perplexity, all predictions   {:.4}", p.all)?;
         writeln!(out, "perplexity, second halves     {:.4}", p.second_half)?;
+        if let Some(table) = p.routes.as_ref().and_then(|receipt| route::table(&engine, receipt)) {
+            writeln!(out, "routes of second halves       {table}")?;
+        }
     }
     Ok(())
 }

@@ -4,21 +4,25 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-pub(crate) use self::bench::{BenchCommand, DecodeFlags, DoctorFlags, KernelsFlags, PrefillFlags, TimingFlags};
+pub(crate) use self::bench::{BenchCommand, DecodeFlags, KernelsFlags, PrefillFlags, TimingFlags};
+pub(crate) use self::doctor::{CalibrateFlags, DoctorFlags};
 pub(crate) use self::drafts::{DraftFlag, DraftFlags, NormFlag};
 pub(crate) use self::plan::{PlanFlags, gib};
 pub(crate) use self::probe::ProbeFlags;
 pub(crate) use self::report::ReportFlags;
+pub(crate) use self::route::{RouteFlag, RouteFlags};
 pub(crate) use self::sim::{
     HotFlag, SimFlags, SimMachineFlags, SimPolicyFlags, SimTextFlags, TraceCommand, TraceRecordFlags, TraceReplayFlags,
 };
-pub(crate) use self::streaming::{KvFlag, LockFlag, LookaheadFlag, PleFlag, StreamingFlags};
+pub(crate) use self::streaming::{KvFlag, LockFlag, LookaheadFlag, PleFlag, StreamingFlags, io_depth};
 
 mod bench;
+mod doctor;
 mod drafts;
 mod plan;
 mod probe;
 mod report;
+mod route;
 mod sim;
 mod streaming;
 
@@ -69,8 +73,10 @@ pub(crate) enum Command {
     Bench(BenchCommand),
     /// Make a page from a timeline: what the drive and the processor did when.
     Report(ReportFlags),
-    /// Show what this machine can do.
+    /// Check this machine and a model, and say what speed to expect.
     Doctor(DoctorFlags),
+    /// Find the fastest size of the arena of experts, and keep it for later runs.
+    Calibrate(CalibrateFlags),
     /// Print a completion script for a shell.
     Completions {
         /// The shell.
@@ -86,8 +92,8 @@ pub(crate) struct ModelFlags {
     pub(crate) model: Option<PathBuf>,
 }
 
-/// How a model is run. None of these but --gdn and --qsa-block can change a result on one machine, and --isa, --precise
-/// and --kv only by rounding.
+/// How a model is run. None of these but --gdn, --qsa-block and --route can change a result on one machine, and --isa,
+/// --precise and --kv only by rounding.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Running")]
 pub(crate) struct EngineFlags {
@@ -117,6 +123,8 @@ pub(crate) struct EngineFlags {
     pub(crate) qsa_block: Option<usize>,
     #[command(flatten)]
     pub(crate) streaming: StreamingFlags,
+    #[command(flatten)]
+    pub(crate) route: RouteFlags,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -278,7 +286,8 @@ pub(crate) struct DumpFlags {
 #[derive(Args, Debug)]
 pub(crate) struct ParityFlags {
     /// A dump's directory, or a way to run the text: settings `key=value`, separated by commas, of the keys model,
-    /// threads, isa, precise, kv, context, pass, strip, gdn, qsa-block and pieces (as in pieces=7:1:20); `default` = none.
+    /// threads, isa, precise, kv, context, pass, strip, gdn, qsa-block, pieces (as in pieces=7:1:20), memory-gb, arena-gb,
+    /// lookahead, forecast-min, ple, io and io-depth; `default` = none.
     pub(crate) a: String,
     /// The other.
     pub(crate) b: String,

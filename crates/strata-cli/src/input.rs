@@ -1,5 +1,6 @@
 //! Texts and ids from arguments, files and standard input.
 
+use std::fs::File;
 use std::io::{IsTerminal, Read};
 use std::path::Path;
 
@@ -26,17 +27,29 @@ pub(crate) fn text_file(path: &Path) -> Result<String, CliError> {
     if path == Path::new("-") {
         return stdin();
     }
-    let bytes = std::fs::read(path).map_err(|error| CliError::Failed(format!("{}: {error}", path.display())))?;
-    utf8(bytes, &path.display().to_string())
+    let name = path.display().to_string();
+    let file = File::open(path).map_err(|error| CliError::Failed(format!("{name}: {error}")))?;
+    text(file, &name)
 }
 
 fn stdin() -> Result<String, CliError> {
+    text(std::io::stdin().lock(), "standard input")
+}
+
+/// The most bytes of a text: more than any context has room for. What never ends is told before memory does.
+pub(crate) const MOST_TEXT_BYTES: u64 = 256 << 20;
+
+pub(crate) fn too_long(name: &str) -> CliError {
+    CliError::Failed(format!("{name}: it is too long: at most {} MiB of text are read", MOST_TEXT_BYTES >> 20))
+}
+
+fn text(input: impl Read, name: &str) -> Result<String, CliError> {
     let mut bytes = Vec::new();
-    std::io::stdin()
-        .lock()
-        .read_to_end(&mut bytes)
-        .map_err(|error| CliError::Failed(format!("standard input: {error}")))?;
-    utf8(bytes, "standard input")
+    let read = input.take(MOST_TEXT_BYTES + 1).read_to_end(&mut bytes);
+    match read.map_err(|error| CliError::Failed(format!("{name}: {error}")))? as u64 {
+        0..=MOST_TEXT_BYTES => utf8(bytes, name),
+        _ => Err(too_long(name)),
+    }
 }
 
 fn utf8(bytes: Vec<u8>, name: &str) -> Result<String, CliError> {

@@ -2,9 +2,10 @@
 //!
 //! Owns: what a user types and sees. Refuses: to know how anything is computed.
 //!
-//! Exit codes: 0 done; 1 it failed, or `parity` found a difference; 2 the command line is wrong; 130 stopped by Ctrl-C.
+//! Exit codes: 0 done; 1 it failed, `parity` found a difference, or `doctor` something broken; 2 the command line is wrong; 130 stopped by Ctrl-C.
 
 mod bench;
+mod calibrate;
 mod chat;
 mod doctor;
 mod error;
@@ -15,8 +16,10 @@ mod inspect;
 mod interrupt;
 mod note;
 mod plan;
+mod priority;
 mod probe;
 mod profile;
+mod route;
 mod run;
 mod setup;
 mod sim;
@@ -62,6 +65,7 @@ fn main() -> ExitCode {
         Command::Bench(BenchCommand::Kernels(flags)) => bench::kernels(&flags),
         Command::Report(flags) => timeline::report(&flags),
         Command::Doctor(flags) => doctor::doctor(&flags),
+        Command::Calibrate(flags) => calibrate::calibrate(&flags),
         Command::Completions { shell } => completions(shell),
     };
     match result {

@@ -3,19 +3,22 @@
 use std::io::Write;
 
 use serde_json::{Value, json};
-use strata_engine::{Limit, Plan, plan as plan_memory};
+use strata_engine::{Limit, Plan, plan as plan_memory, running};
 
 use crate::error::CliError;
 use crate::flags::PlanFlags;
-use crate::setup;
+use crate::{note, setup};
 
 pub(crate) fn plan(flags: &PlanFlags) -> Result<(), CliError> {
     let path = setup::model_path(flags.model.model.as_deref())?;
-    let plan = plan_memory(&path, &setup::engine_options(&flags.engine), flags.drive_gb)?;
+    let plan = plan_memory(&path, &setup::engine_options(&flags.engine), flags.drive_gb).map_err(setup::plan_failed)?;
     let mut out = std::io::stdout().lock();
     match flags.json {
         true => writeln!(out, "{}", to_json(&plan))?,
         false => write_table(&mut out, &plan)?,
+    }
+    if let (Limit::Available, Some(others)) = (plan.limit, setup::others_line(&running::others())) {
+        note::line(format_args!("strata: {others}"));
     }
     Ok(())
 }
@@ -53,7 +56,7 @@ fn write_table(out: &mut impl Write, plan: &Plan) -> Result<(), CliError> {
         let seconds = prompt.seconds.map_or_else(|| "unknown".to_owned(), |seconds| format!("{seconds:.2}"));
         writeln!(
             out,
-            "{:<14}{:>9}{:>14.2}{:>14.2}{seconds:>10}",
+            "{:<14}{:>9}{:>14.2}{:>14.2} {seconds:>9}",
             format!("{} tokens", prompt.prompt_tokens),
             prompt.passes,
             gib(prompt.expert_bytes),
@@ -68,6 +71,7 @@ fn arena(plan: &Plan) -> String {
     match plan.limit {
         Limit::Nothing => format!("all {} experts", plan.experts),
         Limit::Arena => format!("{} of {} experts ({share:.1} %), as asked for", plan.slots, plan.experts),
+        Limit::Calibrated => format!("{} of {} experts ({share:.1} %), as calibrated", plan.slots, plan.experts),
         _ => format!("{} of {} experts ({share:.1} %)", plan.slots, plan.experts),
     }
 }
@@ -75,7 +79,7 @@ fn arena(plan: &Plan) -> String {
 fn budget(plan: &Plan) -> String {
     let what = match plan.limit {
         // Then the machine is unknown, or there is more than enough.
-        Limit::Nothing | Limit::Arena => "may be used",
+        Limit::Nothing | Limit::Arena | Limit::Calibrated => "may be used",
         Limit::Memory => "asked for",
         Limit::Machine => "of this machine can be spared",
         Limit::Available => "of this machine are free and can be spared",
@@ -87,15 +91,16 @@ fn budget(plan: &Plan) -> String {
     }
 }
 
-fn gib(bytes: u64) -> f64 {
+pub(crate) fn gib(bytes: u64) -> f64 {
     bytes as f64 / (1u64 << 30) as f64
 }
 
-fn to_json(plan: &Plan) -> Value {
+pub(crate) fn to_json(plan: &Plan) -> Value {
     let limit = match plan.limit {
         Limit::Nothing => "nothing",
         Limit::Memory => "memory",
         Limit::Arena => "arena",
+        Limit::Calibrated => "calibrated",
         Limit::Machine => "machine",
         Limit::Available => "available",
         Limit::ControlGroup => "control group",

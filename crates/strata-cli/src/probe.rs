@@ -8,21 +8,19 @@ use std::time::{Duration, Instant};
 use indicatif::ProgressBar;
 use serde_json::{Value, json};
 use strata_engine::bench::drive::{Device, Doubt, DriveBench, DriveRate, best, fill};
-use strata_engine::{IoPriority, ReaderKind, Stop, io_priority};
+use strata_engine::{ReaderKind, Stop};
 use tempfile::NamedTempFile;
 
 use crate::error::CliError;
 use crate::flags::ProbeFlags;
-use crate::{interrupt, note};
+use crate::{interrupt, note, priority};
 
 /// The length of the reads that experts are made of, nearly: three of 0.49 MB.
-const EXPERT_READ_BYTES: usize = 512 << 10;
+pub(crate) const EXPERT_READ_BYTES: usize = 512 << 10;
 /// The length of the reads that rows of the n-gram table need.
-const ROW_READ_BYTES: usize = 4 << 10;
+pub(crate) const ROW_READ_BYTES: usize = 4 << 10;
 /// A drive without moving parts answers sooner.
 const SLOW_SECONDS: f64 = 2e-3;
-/// Best-effort levels from here on wait for others.
-const LOW_LEVEL: u8 = 6;
 
 pub(crate) fn probe(flags: &ProbeFlags) -> Result<(), CliError> {
     interrupt::install()?;
@@ -134,12 +132,12 @@ fn write_row(out: &mut impl Write, read_bytes: usize, rates: &[DriveRate]) -> Re
 }
 
 /// What direct reads of this length gave that is beyond doubt: the fewest at a time that are nearly as good as the best.
-fn best_of(rates: &[DriveRate], read_bytes: usize) -> Option<&DriveRate> {
+pub(crate) fn best_of(rates: &[DriveRate], read_bytes: usize) -> Option<&DriveRate> {
     best(rates.iter().filter(|rate| rate.read_bytes == read_bytes && rate.kind != ReaderKind::Buffered))
 }
 
 /// A small read alone.
-fn small_read(rates: &[DriveRate]) -> Option<&DriveRate> {
+pub(crate) fn small_read(rates: &[DriveRate]) -> Option<&DriveRate> {
     best(
         rates
             .iter()
@@ -206,7 +204,7 @@ fn summary_json(device: &Device, rates: &[DriveRate]) -> Value {
     })
 }
 
-fn warnings(device: &Device, rates: &[DriveRate]) -> Vec<String> {
+pub(crate) fn warnings(device: &Device, rates: &[DriveRate]) -> Vec<String> {
     let mut warnings = Vec::new();
     let rows = best_of(rates, ROW_READ_BYTES).map(|rate| rate.bytes_per_second / rate.read_bytes as f64);
     let rows = rows.map_or_else(String::new, |rows| format!(", {rows:.0} table rows a second at most"));
@@ -230,17 +228,36 @@ fn warnings(device: &Device, rates: &[DriveRate]) -> Vec<String> {
         warnings
             .push("this drive can be taken away, or hangs on a USB cable: its speed is that of the cable".to_owned());
     }
-    match io_priority() {
-        Some(IoPriority::Idle) => warnings.push(
-            "reads of this process only get what others leave: its I/O class is `idle` (set by `ionice -c 3`, or by the \
-             scheduler that started it)"
-                .to_owned(),
-        ),
-        Some(IoPriority::BestEffort(level)) if level >= LOW_LEVEL => warnings.push(format!(
-            "reads of this process may wait for those of others: its I/O priority is {level} of 7 (set by `ionice`, or \
-             following `nice`)"
-        )),
-        _ => {}
-    }
+    warnings.extend(priority::warning());
     warnings
+}
+
+#[cfg(test)]
+mod tests {
+    use strata_engine::bench::Spread;
+
+    use super::*;
+
+    #[test]
+    fn field_report_28_drives_that_turn_are_told_with_their_rows() {
+        let rate = |read_bytes: usize, seconds: f64| DriveRate {
+            kind: ReaderKind::Threads,
+            read_bytes,
+            depth: 1,
+            reads: 10,
+            bytes_per_second: read_bytes as f64 / seconds,
+            seconds: Spread::of([seconds]),
+            doubt: None,
+        };
+        let turning = Device { is_rotational: Some(true), ..Device::default() };
+        let told = warnings(&turning, &[rate(ROW_READ_BYTES, 0.01)]).join("\n");
+        assert!(told.contains("this drive turns") && told.contains("10.0 ms, 100 table rows a second"), "{told}");
+        let told = warnings(&Device::default(), &[rate(ROW_READ_BYTES, 0.01)]).join("\n");
+        assert!(told.contains("this drive is slow"), "{told}");
+        // Drives of virtual machines say that they turn, and answer at once.
+        let told = warnings(&turning, &[rate(ROW_READ_BYTES, 1e-4)]).join("\n");
+        assert!(!told.contains("turns") && !told.contains("slow"), "{told}");
+        let told = warnings(&Device { is_removable: Some(true), ..Device::default() }, &[]).join("\n");
+        assert!(told.contains("USB cable"), "{told}");
+    }
 }

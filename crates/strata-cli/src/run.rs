@@ -7,7 +7,7 @@ use strata_engine::{Engine, EngineOptions, Finish, GenerateOptions, Generated};
 
 use crate::error::CliError;
 use crate::flags::RunFlags;
-use crate::{input, interrupt, note, profile, setup, timeline};
+use crate::{input, interrupt, note, profile, route, setup, timeline};
 
 pub(crate) fn run(flags: &RunFlags) -> Result<(), CliError> {
     let prompt = prompt(flags)?;
@@ -31,6 +31,7 @@ pub(crate) fn run(flags: &RunFlags) -> Result<(), CliError> {
     let generated = stream(&mut engine, &mut session, &ids, &options)?;
     recorder.end();
     setup::save_usage(&mut engine);
+    setup::save_generated(&engine, "run", &generated);
     writeln!(std::io::stdout())?;
     note::line(summary(&generated));
     if let Some(line) = streamed_summary(&mut engine) {
@@ -125,7 +126,8 @@ pub(crate) fn summary(generated: &Generated) -> String {
         (_, 0.0) => String::new(),
         (tokens, seconds) => format!(", {:.1} tok/s", tokens as f64 / seconds),
     };
-    let Generated { tokens, prompt_tokens, reused_tokens, prompt_time, decode_time, finish, drafts } = generated;
+    let Generated { tokens, prompt_tokens, reused_tokens, prompt_time, decode_time, finish, drafts, routes } =
+        generated;
     let reused = if *reused_tokens > 0 { format!(" ({reused_tokens} known)") } else { String::new() };
     let finish = match finish {
         Finish::EndOfTurn => "",
@@ -138,11 +140,39 @@ pub(crate) fn summary(generated: &Generated) -> String {
         0 => String::new(),
         all => format!(" | drafts: {} % of {all} accepted", (100 * drafts.accepted + all / 2) / all),
     };
+    let routes = routes.as_ref().and_then(route::summary).map(|routes| format!(" | {routes}")).unwrap_or_default();
     // The first token comes with the prompt's logits: the time of the rest is that of one token less.
     format!(
-        "[prompt: {prompt_tokens} tokens{reused}{} | written: {} tokens{}{finish}{drafts}]",
+        "[prompt: {prompt_tokens} tokens{reused}{} | written: {} tokens{}{finish}{drafts}{routes}]",
         rate(prompt_tokens - reused_tokens, *prompt_time),
         tokens.len(),
         rate(tokens.len().saturating_sub(1), *decode_time),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn field_report_26_rates_are_never_zero_or_infinite() {
+        let generated = |prompt_tokens, tokens: usize, ms| Generated {
+            tokens: vec![1; tokens],
+            finish: Finish::Stopped,
+            prompt_tokens,
+            reused_tokens: 0,
+            prompt_time: Duration::from_millis(ms),
+            decode_time: Duration::from_millis(ms),
+            drafts: Default::default(),
+            routes: None,
+        };
+        for (prompt_tokens, tokens, ms) in [(0, 0, 0), (0, 1, 0), (5, 5, 0), (5, 0, 10), (5, 1, 10), (0, 0, 10)] {
+            let shown = summary(&generated(prompt_tokens, tokens, ms));
+            assert!(!shown.contains("inf") && !shown.contains("NaN") && !shown.contains(" 0.0 tok/s"), "{shown}");
+        }
+        let shown = summary(&generated(5, 3, 500));
+        assert!(shown.contains("5 tokens, 10.0 tok/s") && shown.contains("3 tokens, 4.0 tok/s"), "{shown}");
+    }
 }

@@ -5,20 +5,24 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
+use strata_engine::running::{self, Other};
 use strata_engine::{
-    DraftKind, DraftOptions, Engine, EngineOptions, GdnForm, Isa, KvType, Limit, Lock, Lookahead, ModelOptions, Plan,
-    RowsWhen, SamplerParams, Streaming, StreamsNorm,
+    Calibration, DraftKind, DraftOptions, Engine, EngineError, EngineOptions, GdnForm, Generated, Isa, KvType, Limit,
+    Lock, Lookahead, ModelOptions, Plan, RowsWhen, SamplerParams, Streaming, StreamsNorm,
 };
 
 use crate::error::CliError;
 use crate::flags::{
-    DraftFlag, DraftFlags, EngineFlags, GdnFlag, IsaFlag, KvFlag, LockFlag, LookaheadFlag, NormFlag, PleFlag,
-    SamplingFlags, StreamingFlags, gib, thread_count,
+    self, DraftFlag, DraftFlags, EngineFlags, GdnFlag, IsaFlag, KvFlag, LockFlag, LookaheadFlag, NormFlag, PleFlag,
+    RouteFlag, SamplingFlags, StreamingFlags, io_depth, thread_count,
 };
-use crate::{interrupt, note};
+use crate::plan::gib;
+use crate::{interrupt, note, priority, route};
 
 /// The model that comes with Strata, seen from the root of the repository.
 const SHIPPED_MODEL: &str = "models/strata-mini/strata-mini-iq2xs-q4_0.gguf";
+/// What the reference implementation computes of it.
+const SHIPPED_REFERENCE: &str = "models/strata-mini/reference.safetensors";
 /// Text that the model was not trained on.
 const SHIPPED_TEXT: &str = "models/strata-mini/eval.txt";
 
@@ -33,6 +37,11 @@ pub(crate) fn model_path(named: Option<&Path>) -> Result<PathBuf, CliError> {
             "no model: name one with -m FILE, or run inside the Strata repository, where {SHIPPED_MODEL} is used"
         ))
     })
+}
+
+/// What the reference implementation computes of the shipped model, if it is there.
+pub(crate) fn reference_path() -> Option<PathBuf> {
+    shipped(SHIPPED_REFERENCE)
 }
 
 /// The text that comes with Strata, looked for where the model is.
@@ -59,6 +68,9 @@ pub(crate) fn engine_options(flags: &EngineFlags) -> EngineOptions {
         memory_bytes: flags.streaming.memory_gb,
         arena_bytes: flags.streaming.arena_gb,
         pass_tokens: flags.pass,
+        heeds_user_files: true,
+        route: route::route(flags.route.route),
+        moce: route::moce(&flags.route),
         drafts: DraftOptions::default(),
         model: ModelOptions {
             context_tokens: flags.context,
@@ -153,13 +165,14 @@ pub(crate) fn set_option(options: &mut EngineOptions, key: &str, value: &str) ->
         "pass" => options.pass_tokens = Some(positive()?),
         "strip" => options.model.strip_rows = positive()?,
         "gdn" => options.model.gdn_form = gdn_form(GdnFlag::from_str(value, false).ok()?),
-        "memory-gb" => options.memory_bytes = Some(gib(value).ok()?),
-        "arena-gb" => options.arena_bytes = Some(gib(value).ok()?),
+        "memory-gb" => options.memory_bytes = Some(flags::gib(value).ok()?),
+        "arena-gb" => options.arena_bytes = Some(flags::gib(value).ok()?),
         "lookahead" => options.model.streaming.lookahead = lookahead(LookaheadFlag::from_str(value, false).ok()?),
         "forecast-min" => options.model.streaming.forecast_min = value.parse().ok()?,
         "ple" => options.model.streaming.rows_when = rows_when(PleFlag::from_str(value, false).ok()?),
         "io" => options.model.streaming.reader = value.parse().ok()?,
-        "io-depth" => options.model.streaming.depth = Some(positive()?.try_into().ok()?),
+        "io-depth" => options.model.streaming.depth = Some(io_depth(value).ok()?),
+        "route" => options.route = route::route(RouteFlag::from_str(value, false).ok()?),
         "qsa-block" => options.model.block_tokens = Some(number()?),
         _ => return None,
     }
@@ -175,17 +188,49 @@ fn gdn_form(flag: GdnFlag) -> GdnForm {
 
 /// [`open`], which first tells how memory will be divided.
 pub(crate) fn open_telling(path: &Path, options: &EngineOptions) -> Result<Engine, CliError> {
-    ready(Engine::open_telling(path, options, |plan| note::line(plan_line(plan)))?)
+    let tell = |plan: &Plan| note::line(format_args!("strata: plan: {}", plan_line(plan, path)));
+    let engine = ready(Engine::open_telling(path, options, tell).map_err(plan_failed)?)?;
+    if let Some(moce) = engine.moce() {
+        note::line(format_args!("strata: routes: {}", route::settings(&moce)));
+    }
+    Ok(engine)
+}
+
+/// An error, with the other processes that it may be due to.
+pub(crate) fn plan_failed(error: EngineError) -> CliError {
+    let others = match error {
+        EngineError::Plan(_) => running::others(),
+        _ => Vec::new(),
+    };
+    match (others_line(&others), CliError::from(error)) {
+        (Some(others), CliError::Failed(text)) => CliError::Failed(format!("{text}; {others}")),
+        (_, error) => error,
+    }
+}
+
+/// Other processes with open models, if there are any.
+pub(crate) fn others_line(others: &[Other]) -> Option<String> {
+    let one = |other: &Other| {
+        let (plan, to_come) = (gib(other.plan_bytes), gib(other.to_come_bytes()));
+        format!("process {} with {} ({plan:.2} GiB, {to_come:.2} of them still to come)", other.pid, other.model)
+    };
+    let list: Vec<_> = others.iter().map(one).collect();
+    (!list.is_empty()).then(|| format!("memory is left to other Strata: {}", list.join(", ")))
 }
 
 /// Opens a model, tells the user what is odd about its file, and reads the experts that stay in memory. Ctrl-C ends that
 /// reading, and the command.
 pub(crate) fn open(path: &Path, options: &EngineOptions) -> Result<Engine, CliError> {
-    ready(Engine::open(path, options)?)
+    ready(Engine::open(path, options).map_err(plan_failed)?)
 }
 
 fn ready(mut engine: Engine) -> Result<Engine, CliError> {
     for warning in &engine.model().config().warnings {
+        note::line(format_args!("strata: warning: {warning}"));
+    }
+    if engine.plan().slots < engine.plan().experts
+        && let Some(warning) = priority::warning()
+    {
         note::line(format_args!("strata: warning: {warning}"));
     }
     load_experts(&mut engine)?;
@@ -249,20 +294,46 @@ fn bar_style() -> indicatif::ProgressStyle {
     indicatif::ProgressStyle::with_template(template).expect("a sound template")
 }
 
+/// Keeps what a run took, for `strata doctor`: tokens and seconds of its prompt, and of tokens that came one by one. That
+/// this fails is no failure of what was asked for.
+pub(crate) fn save_run(engine: &Engine, command: &str, prompt: Option<(usize, f64)>, decode: Option<(usize, f64)>) {
+    if let Err(error) = engine.save_run(command, prompt, decode) {
+        note::line(format_args!("strata: warning: how long this took is not kept: {error}"));
+    }
+}
+
+/// [`save_run`] of what was generated.
+pub(crate) fn save_generated(engine: &Engine, command: &str, generated: &Generated) {
+    // The first token comes with the prompt's logits.
+    let decoded = generated.tokens.len().saturating_sub(1);
+    let read = generated.prompt_tokens - generated.reused_tokens;
+    let part = |tokens: usize, time: Duration| Some((tokens, time.as_secs_f64())).filter(|_| !time.is_zero());
+    save_run(engine, command, part(read, generated.prompt_time), part(decoded, generated.decode_time));
+}
+
 /// How memory is divided, in a line.
-fn plan_line(plan: &Plan) -> String {
-    let gib = |bytes: u64| bytes as f64 / (1u64 << 30) as f64;
+pub(crate) fn plan_line(plan: &Plan, path: &Path) -> String {
     let budget = match (plan.budget_bytes, plan.limit) {
         (u64::MAX, _) | (_, Limit::Nothing) => String::new(),
         (bytes, _) => format!(" of {:.2}", gib(bytes)),
     };
     let arena = match plan.limit {
         Limit::Nothing => format!("all {} experts", plan.experts),
+        Limit::Calibrated => {
+            let date =
+                Calibration::of(path).ok().flatten().map_or_else(String::new, |found| format!(" {}", found.date));
+            format!("{} of {} experts, calibrated{date}", plan.slots, plan.experts)
+        }
         _ => format!("{} of {} experts", plan.slots, plan.experts),
     };
+    // They matter where free memory is what limits.
+    let others = match plan.limit {
+        Limit::Available => others_line(&running::others()).map_or_else(String::new, |others| format!("; {others}")),
+        _ => String::new(),
+    };
     format!(
-        "strata: plan: {:.2}{budget} GiB of memory: dense {:.2}, context {:.2} ({} tokens), passes {:.2} ({} tokens), \
-         arena {:.2} ({arena}), reserve {:.2}",
+        "{:.2}{budget} GiB of memory: dense {:.2}, context {:.2} ({} tokens), passes {:.2} ({} tokens), arena {:.2} \
+         ({arena}), reserve {:.2}{others}",
         gib(plan.total_bytes()),
         gib(plan.dense_bytes),
         gib(plan.state_bytes + plan.cache_bytes),

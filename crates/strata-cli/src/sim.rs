@@ -164,8 +164,25 @@ fn text(flags: &SimTextFlags) -> Result<(Trace, Option<Ranking>), CliError> {
         },
         seed: flags.seed.unwrap_or(0),
     };
+    if most_routes(&synthetic) > MOST_ROUTES {
+        let text = "routes of so many strips, layers and experts do not fit into memory: ask for fewer --tokens, --layers \
+                    or --experts, or a longer --strip";
+        return Err(CliError::Usage(text.to_owned()));
+    }
     let (trace, ranking) = synthetic.routes();
     Ok((trace, Some(ranking)))
+}
+
+/// The most entries of made-up routes: 2 GiB.
+const MOST_ROUTES: u64 = 1 << 28;
+
+/// Entries that made-up routes may have: the experts that a strip uses in a layer, and those that are forecast.
+fn most_routes(synthetic: &Synthetic) -> u64 {
+    let Synthetic { layers, experts, top_k, tokens, strip_rows, .. } = *synthetic;
+    let strips = u64::from(tokens.div_ceil(strip_rows));
+    let of_strip = (u64::from(strip_rows.min(tokens)) * u64::from(top_k)).min(u64::from(experts));
+    // Lists take something themselves.
+    strips * u64::from(layers) * 2 * (of_strip + 8)
 }
 
 pub(crate) fn read_trace(path: &Path) -> Result<Trace, CliError> {

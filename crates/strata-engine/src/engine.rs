@@ -9,15 +9,18 @@ use strata_backend::{Backend, BackendError, CpuBackend, Isa, Profile, ProfiledBa
 use strata_gguf::{Gguf, GgufError, Metadata, MetadataError, Optional};
 use strata_kernels::Cpu;
 use strata_model::ModelError;
-use strata_model::qwen4exp::{Lock, Model, Options as ModelOptions};
+use strata_model::qwen4exp::{Config, Lock, Model, Options as ModelOptions};
+use strata_store::StoreError;
 use strata_store::plan::{Limit, Plan, PlanError};
 use thiserror::Error;
 
 use crate::generate::OnProgress;
 use crate::plan::plan_of;
+use crate::routes::KlSampler;
+use crate::running::{Entry, Turn};
 use crate::{
-    ChatOptions, ChatTemplate, DraftOptions, SamplerParams, SamplingError, TemplateError, Tokenizer, TokenizerError,
-    usage,
+    ChatOptions, ChatTemplate, DraftOptions, MoceOptions, Route, SamplerParams, SamplingError, TemplateError,
+    Tokenizer, TokenizerError, routes, usage,
 };
 
 /// What can go wrong between a model file and text.
@@ -74,6 +77,17 @@ pub enum EngineError {
         /// Position in the text.
         position: usize,
     },
+    /// More logical slots than the arena can follow.
+    #[error(
+        "{slots} logical slots a layer were asked for, but the arena keeps {most_slots} experts of a layer: ask for no \
+         more, or give it more memory"
+    )]
+    MoceSlots {
+        /// Asked for.
+        slots: usize,
+        /// What the arena keeps.
+        most_slots: usize,
+    },
     /// A text too short for what was asked.
     #[error("the text has {got_tokens} tokens, but {needed_tokens} are needed")]
     TextTooShort {
@@ -85,6 +99,17 @@ pub enum EngineError {
 }
 
 impl EngineError {
+    /// What went wrong with a file: its name once.
+    fn load(path: &Path, source: ModelError) -> Self {
+        match source {
+            ModelError::File(error) => Self::File(error),
+            ModelError::Store(StoreError::Open { .. } | StoreError::Read { .. } | StoreError::EndOfFile { .. }) => {
+                Self::Model(source)
+            }
+            source => Self::Load { path: path.to_owned(), source },
+        }
+    }
+
     /// Whether the caller's own request to stop is all that happened.
     pub fn is_cancelled(&self) -> bool {
         matches!(self, Self::Model(ModelError::Cancelled))
@@ -113,9 +138,17 @@ pub struct EngineOptions {
     pub arena_bytes: Option<u64>,
     /// Tokens of a prompt that go through the layers together; `None`: as memory allows.
     pub pass_tokens: Option<usize>,
+    /// Whether what lies in the user's folders counts: the arena that was found best ([`crate::Calibration`]), and the
+    /// memory that plans of other running processes promise them ([`crate::running`]), which are told of this one, too.
+    pub heeds_user_files: bool,
     /// How tokens are drafted.
     pub drafts: DraftOptions,
-    /// How the model is run. Tokens of context and of a pass, and the slots of the arena, are set by the plan.
+    /// How the experts of written tokens are chosen.
+    pub route: Route,
+    /// How much [`Route::Cached`] prefers experts that are likely in memory.
+    pub moce: MoceOptions,
+    /// How the model is run. Tokens of context and of a pass, the slots of the arena and cache-aware routing are set by
+    /// the plan and the options above.
     pub model: ModelOptions,
 }
 
@@ -133,8 +166,10 @@ impl EngineOptions {
 /// A model ready for use.
 pub struct Engine {
     pub(crate) model: Model,
+    pub(crate) kl_sampler: KlSampler,
     path: PathBuf,
     plan: Plan,
+    entry: Option<Entry>,
     pub(crate) gguf: Gguf,
     pub(crate) options: EngineOptions,
     profile: Option<SharedProfile>,
@@ -169,8 +204,14 @@ impl Engine {
         let gguf = Gguf::open(path)?;
         let mut options = options.clone();
         options.model.draft_head = options.drafts.open_head(&gguf)?;
+        let turn = options.heeds_user_files.then(Turn::take);
         let plan = plan_of(&gguf, path, &options, None)?;
+        let entry = if turn.is_some() { Entry::make(path, plan.total_bytes()) } else { None };
+        drop(turn);
         on_plan(&plan);
+        let load = |source| EngineError::load(path, source);
+        let config = Config::read(&gguf, options.model.block_tokens).map_err(load)?;
+        let moce = routes::moce(&plan, &config, &options)?;
         let isa = options.isa.unwrap_or_else(Isa::best);
         let cpu_backend = match options.is_precise {
             true => CpuBackend::precise(isa, options.threads)?,
@@ -185,19 +226,22 @@ impl Engine {
         options.model.context_tokens = Some(plan.context_tokens as usize);
         options.model.pass_tokens = plan.pass_tokens as usize;
         options.model.streaming.slots = Some(plan.slots as usize);
+        options.model.moce = moce;
         if options.model.streaming.lock == Lock::Try && !plan.can_lock {
             options.model.streaming.lock = Lock::Off;
         }
         if plan.slots < plan.experts && options.model.streaming.usage.is_empty() {
             options.model.streaming.usage = usage::load(&gguf);
         }
-        let model = Model::load(&gguf, backend, options.model.clone())
-            .map_err(|source| EngineError::Load { path: path.to_owned(), source })?;
+        let model = Model::load(&gguf, backend, options.model.clone()).map_err(load)?;
         let path = path.to_owned();
+        let kl_sampler = KlSampler::new(&options);
         Ok(Self {
             model,
+            kl_sampler,
             path,
             plan,
+            entry,
             gguf,
             options,
             profile,
@@ -246,6 +290,7 @@ impl Engine {
             self.plan.slots = slots;
             self.plan.arena_bytes = slots * self.plan.slot_bytes;
             self.plan.limit = Limit::Arena;
+            self.entry.iter().for_each(|entry| entry.announce(self.plan.total_bytes()));
         }
         Ok(())
     }
@@ -331,4 +376,23 @@ fn recommended_sampling(metadata: &Metadata) -> Result<SamplerParams, MetadataEr
         min_p: number("min_p")?.unwrap_or(0.05),
         seed: 0,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_named_once() {
+        let path = Path::new("m.gguf");
+        let os = || std::io::Error::from_raw_os_error(24);
+        for source in [
+            ModelError::Store(StoreError::Open { file: path.to_owned(), source: os() }),
+            ModelError::Store(StoreError::Port { port: "io_uring".to_owned(), source: os() }),
+            ModelError::Architecture("llama".to_owned()),
+        ] {
+            let text = EngineError::load(path, source).to_string();
+            assert_eq!(text.matches("m.gguf").count(), 1, "{text}");
+        }
+    }
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use strata_model::qwen4exp::{Checkpoint, LayerView, Moment, Observer, Rows, Sequence};
 
 use crate::drafts::Writing;
-use crate::{Detokenizer, Drafts, Engine, EngineError, Sampler, SamplerParams};
+use crate::{Detokenizer, Drafts, Engine, EngineError, RouteReceipt, Sampler, SamplerParams};
 
 /// A flag by which another thread, or Ctrl-C, stops what is running at the next strip or token.
 pub type Stop = AtomicBool;
@@ -108,6 +108,8 @@ pub struct Generated {
     pub decode_time: Duration,
     /// What became of drafts.
     pub drafts: Drafts,
+    /// What cache-aware routing did; `None` without it.
+    pub routes: Option<RouteReceipt>,
 }
 
 impl Engine {
@@ -132,7 +134,8 @@ impl Engine {
     /// Reads `prompt` and writes on from it; each piece of text goes to `on_text` as soon as it is complete.
     ///
     /// Where `prompt` begins with all that the session has taken, only the rest is read; else the session starts anew.
-    /// The bytes written do not depend on which.
+    /// The bytes written do not depend on which, but with [`Route::Cached`](crate::Route::Cached): what the session wrote
+    /// itself was routed so, and what comes as a part of a prompt is routed by the router alone.
     ///
     /// # Errors
     /// When the prompt is empty or longer than the context, or the model fails.
@@ -164,7 +167,9 @@ impl Engine {
             prompt_time: Duration::ZERO,
             decode_time: Duration::ZERO,
             drafts: Drafts::default(),
+            routes: None,
         };
+        let routed = self.route_receipt();
 
         let start = Instant::now();
         let mut logits = Vec::with_capacity(self.model.vocabulary());
@@ -181,6 +186,7 @@ impl Engine {
         generated.finish = finish?;
         generated.drafts = writing.drafts;
         generated.decode_time = start.elapsed();
+        generated.routes = self.routed_since(routed);
         Ok(generated)
     }
 

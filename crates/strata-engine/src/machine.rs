@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 
-use crate::memory::Memory;
+use crate::memory::{Memory, parse_kib};
 
 /// A machine's facts. What the system does not tell is `None`.
 #[derive(Clone, Debug)]
@@ -16,6 +16,26 @@ pub struct Machine {
     pub threads: usize,
     /// Its memory, and what this process may have of it.
     pub memory: Memory,
+    /// Programs that ran or waited for a processor or a drive in the last minute, on average.
+    pub load: Option<f64>,
+    /// Its swap, if it has any.
+    pub swap: Option<Swap>,
+}
+
+/// Room on a drive where the system puts memory that it takes from programs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Swap {
+    /// All of it.
+    pub total_bytes: u64,
+    /// What is in use.
+    pub used_bytes: u64,
+}
+
+impl Swap {
+    fn parse(meminfo: &str) -> Option<Self> {
+        let total_bytes = parse_kib(meminfo, "SwapTotal").filter(|bytes| *bytes > 0)?;
+        Some(Self { total_bytes, used_bytes: total_bytes.saturating_sub(parse_kib(meminfo, "SwapFree")?) })
+    }
 }
 
 impl Machine {
@@ -27,6 +47,8 @@ impl Machine {
             cores: count_cores(&cpuinfo),
             threads: std::thread::available_parallelism().map_or(1, usize::from),
             memory: Memory::detect(),
+            load: fs::read_to_string("/proc/loadavg").ok().and_then(|text| text.split(' ').next()?.parse().ok()),
+            swap: Swap::parse(&fs::read_to_string("/proc/meminfo").unwrap_or_default()),
         }
     }
 }
@@ -38,7 +60,7 @@ pub struct Conditions {
     pub clock_mhz: Option<f64>,
     /// The hottest of the machine's thermal zones now.
     pub temperature_c: Option<f64>,
-    /// Bytes that the machine has written to swap since it was started.
+    /// Bytes that the machine has written to swap: since it was started, or since another look at it.
     pub swapped_bytes: Option<u64>,
 }
 
@@ -55,8 +77,14 @@ impl Conditions {
         Self {
             clock_mhz: clocks.reduce(f64::max),
             temperature_c: millidegrees.map(|millidegrees: f64| millidegrees / 1e3).reduce(f64::max),
-            swapped_bytes: pages.map(|pages| pages * Memory::detect().page_bytes),
+            swapped_bytes: pages.map(|pages| pages.saturating_mul(Memory::detect().page_bytes)),
         }
+    }
+
+    /// The same, but of swap only what was written since `earlier`.
+    pub(crate) fn since(self, earlier: &Self) -> Self {
+        let swapped = earlier.swapped_bytes.zip(self.swapped_bytes);
+        Self { swapped_bytes: swapped.and_then(|(before, now)| now.checked_sub(before)), ..self }
     }
 }
 
@@ -87,5 +115,17 @@ mod tests {
         assert_eq!(count_cores(&text), Some(2), "two threads a core");
         assert_eq!(values(&text, "model name").next(), Some("A CPU: fast"));
         assert_eq!(count_cores("Processor: ARM"), None);
+        let swap = Swap::parse("SwapCached: 1 kB\nSwapTotal: 100 kB\nSwapFree: 40 kB\n");
+        assert_eq!(swap, Some(Swap { total_bytes: 102_400, used_bytes: 61_440 }));
+        assert_eq!(Swap::parse("SwapTotal: 0 kB\nSwapFree: 0 kB\n"), None);
+    }
+
+    #[test]
+    fn field_report_56_swap_is_counted_for_a_run() {
+        let at =
+            |clock_mhz, swapped_bytes| Conditions { clock_mhz: Some(clock_mhz), temperature_c: None, swapped_bytes };
+        assert_eq!(at(2.0, Some(900)).since(&at(1.0, Some(400))), at(2.0, Some(500)));
+        assert_eq!(at(2.0, Some(900)).since(&at(1.0, None)), at(2.0, None));
+        assert_eq!(at(2.0, Some(3)).since(&at(1.0, Some(4))), at(2.0, None), "the machine slept, or counts anew");
     }
 }

@@ -53,6 +53,12 @@ impl Memory {
         parse_kib(&fs::read_to_string("/proc/self/status").ok()?, "VmHWM")
     }
 
+    /// What another process has in use, without files that the system would drop.
+    pub(crate) fn held_bytes(pid: u32) -> Option<u64> {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+        Some(parse_kib(&status, "RssAnon")? + parse_kib(&status, "RssShmem").unwrap_or(0))
+    }
+
     /// What this process can still have without others losing theirs, within the limit of its control group.
     pub fn spare_bytes(&self) -> Option<u64> {
         let group = self.group.map(|group| group.limit_bytes.saturating_sub(group.used_bytes));
@@ -60,7 +66,7 @@ impl Memory {
     }
 }
 
-fn parse_kib(meminfo: &str, key: &str) -> Option<u64> {
+pub(crate) fn parse_kib(meminfo: &str, key: &str) -> Option<u64> {
     let kib = values(meminfo, key).next()?.strip_suffix("kB")?.trim().parse::<u64>().ok()?;
     kib.checked_mul(1024)
 }
@@ -168,8 +174,9 @@ mod tests {
         root
     }
 
+    /// Field report 4: a container's limit counts, not the host's memory.
     #[test]
-    fn the_tightest_group_counts() {
+    fn field_report_04_the_tightest_group_counts() {
         let root = groups(&[
             ("a/memory.max", "8000\n"),
             ("a/memory.current", "5000\n"),
@@ -185,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_of_the_first_kind_and_paths_of_the_host() {
+    fn field_report_04_groups_of_the_first_kind_and_paths_of_the_host() {
         let files = [
             ("memory/memory.limit_in_bytes", "4096000\n"),
             ("memory/memory.usage_in_bytes", "96000\n"),

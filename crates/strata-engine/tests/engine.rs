@@ -136,3 +136,21 @@ fn an_engine_gives_memory_back_and_writes_the_same() {
     assert_eq!(now.total_bytes(), plan.total_bytes() - plan.arena_bytes + now.arena_bytes);
     assert!(logits(&mut engine) == before, "other bytes");
 }
+
+/// Nothing but the loading of experts and the replay of reads is left of a prompt of no tokens.
+#[test]
+fn a_benchmark_that_is_stopped_where_nobody_looks_does_not_go_on() {
+    use strata_engine::bench::Decode;
+    let mut options = EngineOptions { arena_bytes: Some(1 << 20), ..EngineOptions::default() };
+    options.model.context_tokens = Some(64);
+    let mini = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/strata-mini/strata-mini-iq2xs-q4_0.gguf");
+    let mut engine = Engine::open(&mini, &options).unwrap();
+    let stop = Stop::new(true);
+    assert!(engine.warm_up(&[], &stop).unwrap_err().is_cancelled());
+    for with_floors in [false, true] {
+        assert!(engine.run_prefill(&[], with_floors, &stop).unwrap_err().is_cancelled());
+    }
+    let nothing = Decode { context: Vec::new(), ids: Vec::new() };
+    assert!(engine.run_decode(&nothing, false, &stop).unwrap_err().is_cancelled());
+    engine.warm_up(&[1, 2, 3], &Stop::new(false)).unwrap();
+}

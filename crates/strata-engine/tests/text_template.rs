@@ -149,6 +149,7 @@ fn long_chats_are_fine() {
     assert!(text.len() > 2_000_000, "{}", text.len());
 }
 
+/// Field report 38: a file without a template is not given another's.
 #[test]
 fn errors_say_what_and_where() {
     let text = |source| render(source).unwrap_err().to_string();

@@ -244,6 +244,7 @@ fn user_defined_unused_and_control_tokens() {
 }
 
 /// All tokens that end a turn are armed, by key and by name; ordinary tokens of such a name are not.
+/// Field report 37: answers that never end.
 #[test]
 fn all_end_of_turn_tokens_are_armed() {
     let extra = [

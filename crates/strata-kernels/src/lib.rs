@@ -22,6 +22,7 @@ pub mod inputs;
 pub mod math;
 pub mod matmul;
 pub mod norm;
+mod pages;
 pub mod peaks;
 pub mod ple;
 mod pool;
@@ -32,4 +33,5 @@ mod scratch;
 mod vector;
 
 pub use cpu::{Arithmetic, Cpu, Isa, UnavailableIsa};
+pub use pages::reserve;
 pub use vector::dot;

@@ -23,8 +23,8 @@ pub fn choose_rows(cpu: &Cpu, logits: &[f32], experts: usize, ids: &mut [u32], w
     });
 }
 
-/// The `ids.len()` largest of `logits` in descending order (the lower index first among equals), and their softmax
-/// weights, which equal the softmax over all logits renormalised over the chosen.
+/// The `ids.len()` largest of `logits` in descending order (the lower index first among equals), and their weights by
+/// [`weigh`].
 ///
 /// Not-a-number logits are never preferred to numbers; if all are, the choice is still `ids.len()` distinct experts.
 pub fn choose(logits: &[f32], ids: &mut [u32], weights: &mut [f32]) {
@@ -53,6 +53,16 @@ pub fn choose(logits: &[f32], ids: &mut [u32], weights: &mut [f32]) {
         ids[at] = expert;
         chosen += 1;
     }
+    weigh(logits, ids, weights);
+}
+
+/// The softmax weights of the chosen `ids`, the one with the largest logit first: they equal the softmax over all logits
+/// renormalised over the chosen.
+///
+/// # Panics
+/// When nothing was chosen, an expert does not exist, or shapes differ.
+pub fn weigh(logits: &[f32], ids: &[u32], weights: &mut [f32]) {
+    assert!(ids.len() == weights.len(), "route: shapes differ");
     let best = ids[0];
     let mut sum = 0.0;
     for (weight, id) in weights.iter_mut().zip(ids.iter()) {

@@ -9,7 +9,7 @@ use common::{Recorded, data, logits, max_difference};
 use strata_backend::{Backend, Call, Choice, CpuBackend, Isa, RecordingBackend};
 use strata_gguf::Gguf;
 use strata_model::ModelError;
-use strata_model::qwen4exp::{LayerView, Model, Moment, Observer, Options, Rows, Unobserved};
+use strata_model::qwen4exp::{LayerView, Moce, Model, Moment, Observer, Options, Rows, Unobserved};
 use strata_store::reads::{self, ReaderKind};
 use strata_store::{Demand, ExpertId, ExpertStore, PassKind, Slot, StoreError, StreamingStore};
 
@@ -200,6 +200,35 @@ fn a_pass_goes_through_a_layer_strip_by_strip_before_the_next_layer() {
         |l: u32| [format!("demand {l}"), format!("demand {l}"), format!("demand {l}"), format!("close {l}")];
     assert_eq!(script.log, (0..8).flat_map(per_layer).collect::<Vec<_>>());
     assert_eq!(script.slots_out, 0, "slots were kept");
+}
+
+#[test]
+fn cached_routes_are_chosen_from_logits_and_told_to_the_backend() {
+    let backend = RecordingBackend::default();
+    let recording = backend.recording();
+    let moce = Moce { slots: 12, bonus: 1.0, keep: 1, mass: 1.0 };
+    let options = Options { moce: Some(moce), ..Options::default() };
+    let (mut model, script) = watched("moe8ple", Box::new(backend), options, Script::default());
+    let mut sequence = model.new_sequence().unwrap();
+    // The recording backend sends row r of the prompt to experts r to r + 3: of rows 0 to 15, experts 7 to 18 are the last
+    // twelve. Then all logits are 0, so that the router's choice is 0 to 3: one stays, and three of the last give way to
+    // 7 to 9, which are resident.
+    model.forward(&mut sequence, &[5; 16], Rows::Last, &mut Vec::new(), &mut Unobserved).unwrap();
+    model.decode(&mut sequence, &[5], Rows::Last, &mut Vec::new(), &mut Unobserved).unwrap();
+    let recorded = recording.lock().unwrap();
+    assert_eq!(recorded.unread_results, 0, "tickets were left behind");
+    let of_routes = |call: &&Call| {
+        matches!(call, Call::Route { .. } | Call::RouterLogits { .. } | Call::SetRoutes { .. } | Call::Combine { .. })
+    };
+    let calls: Vec<_> = recorded.calls.iter().filter(of_routes).cloned().collect();
+    let prompt = [Call::Route { rows: 0..16 }, Call::Combine { rows: 0..16 }];
+    let routes = vec![0, 7, 8, 9];
+    let decode =
+        [Call::RouterLogits { rows: 0..1 }, Call::SetRoutes { rows: 0..1, routes }, Call::Combine { rows: 0..1 }];
+    let layers = |calls: &[Call]| std::iter::repeat_n(calls.to_vec(), 8).flatten().collect::<Vec<_>>();
+    assert_eq!(calls, [layers(&prompt), layers(&decode)].concat());
+    let demanded: Vec<u32> = script.lock().unwrap().demands[8].1.iter().map(|demand| demand.expert).collect();
+    assert_eq!(demanded, [0, 7, 8, 9]);
 }
 
 #[test]

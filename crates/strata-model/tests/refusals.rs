@@ -100,7 +100,7 @@ fn every_tensor_is_named_when_it_is_missing_or_has_another_shape() {
 
 #[test]
 fn values_that_cannot_be_are_refused_by_name() {
-    let cases: [(&str, Value, &str); 24] = [
+    let cases: [(&str, Value, &str); 25] = [
         ("general.architecture", Value::String("llama".to_owned()), "`llama` is not supported"),
         ("qwen4exp.block_count", Value::U32(0), "expected a size"),
         ("qwen4exp.block_count", Value::U32(1 << 24), "expected 1 to 4096"),
@@ -113,6 +113,7 @@ fn values_that_cannot_be_are_refused_by_name() {
         ("qwen4exp.expert_used_count", Value::U32(1025), "from 1 to 1024"),
         ("qwen4exp.expert_feed_forward_length", Value::Array(Array::U32(vec![32, 64])), "different ones"),
         ("qwen4exp.expert_used_count", Value::U32(33), "33 experts a token of only 32"),
+        ("qwen4exp.expert_count", Value::U32(1 << 20), "in each of 8 layers: at most 4194304 in all"),
         ("qwen4exp.attention.head_count_kv", Value::U32(5), "not a multiple of 5"),
         ("qwen4exp.attention.value_length", Value::U32(16), "differs from the key length"),
         ("qwen4exp.rope.dimension_count", Value::U32(7), "expected an even number"),

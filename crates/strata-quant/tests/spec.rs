@@ -212,6 +212,7 @@ fn noise() -> impl Iterator<Item = u8> {
         .map(|x| (x >> 56) as u8)
 }
 
+/// Field report 35: a packed byte that is ignored.
 #[test]
 fn every_value_of_every_byte_decodes_as_the_formulas_say() {
     let mut noise = noise();

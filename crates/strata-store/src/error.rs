@@ -94,6 +94,14 @@ pub enum StoreError {
         /// What the system said.
         source: std::io::Error,
     },
+    /// The system gives no memory to read into.
+    #[error(
+        "the system gives no memory for {bytes} bytes of reads: other programs, or a limit (ulimit -v), leave too little"
+    )]
+    NoMemory {
+        /// Bytes asked for.
+        bytes: usize,
+    },
     /// The arena could not be locked in memory.
     #[error("the arena cannot be locked in memory: {source}; allow this user to lock more (ulimit -l), or do not lock")]
     Lock {

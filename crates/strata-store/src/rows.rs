@@ -276,8 +276,9 @@ impl RowTable {
             let strip = to / gather.strip;
             gather.missing[strip] -= 1;
             if let (0, Some(since)) = (gather.missing[strip], gather.since[strip]) {
-                let bytes = (gather.strip * place.row_bytes) as u64;
-                self.timeline.read_rows(None, bytes, since, Instant::now());
+                // The last strip may be a shorter one.
+                let rows = gather.strip.min(gather.ids.len() - strip * gather.strip);
+                self.timeline.read_rows(None, (rows * place.row_bytes) as u64, since, Instant::now());
             }
         }
     }

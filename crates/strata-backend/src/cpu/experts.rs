@@ -51,12 +51,30 @@ pub(super) fn route(
     route::choose_rows(cpu, &s.a, experts, &mut routes.ids, &mut routes.weights);
 }
 
-/// Keeps what [`combine`] and lookers-on need of a route.
-pub(super) fn keep_routes(pass: &mut Pass, rows: Range<usize>, routes: &Routes, s: &Scratch) {
-    pass.route_weights.rows_mut(rows.clone()).copy_from_slice(&routes.weights);
+/// Router logits of the rows' input, by which [`route`] chooses too.
+pub(super) fn router_logits(
+    cpu: &Cpu,
+    weights: &Weights,
+    pass: &mut Pass,
+    rows: Range<usize>,
+    router: MatrixId,
+) -> Vec<f32> {
+    let mut logits = Vec::new();
+    weights.multiply_exactly(cpu, router, pass.mixed.rows(rows.clone()), &mut logits);
+    keep_logits(pass, rows, &logits);
+    logits
+}
+
+/// Keeps what lookers-on want to know of a route.
+pub(super) fn keep_logits(pass: &mut Pass, rows: Range<usize>, logits: &[f32]) {
     if pass.shape.keep_details {
-        pass.router_logits.rows_mut(rows).copy_from_slice(&s.a);
+        pass.router_logits.rows_mut(rows).copy_from_slice(logits);
     }
+}
+
+/// Keeps what [`combine`] needs of a route.
+pub(super) fn keep_routes(pass: &mut Pass, rows: Range<usize>, routes: &Routes) {
+    pass.route_weights.rows_mut(rows).copy_from_slice(&routes.weights);
 }
 
 pub(super) fn experts(

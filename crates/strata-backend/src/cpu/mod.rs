@@ -295,8 +295,18 @@ impl Backend for CpuBackend {
         let mut routes = self.spare_routes.pop().unwrap_or_default();
         let choosing = Choosing { logits: Logits::Exact, choices: pass.shape.top_k };
         experts::route(&self.cpu, &self.weights, pass, rows.clone(), router, choosing, &mut self.scratch, &mut routes);
-        experts::keep_routes(pass, rows, &routes, &self.scratch);
+        experts::keep_logits(pass, rows.clone(), &self.scratch.a);
+        experts::keep_routes(pass, rows, &routes);
         self.ticket(Outcome::Routes(routes))
+    }
+
+    fn router_logits(&mut self, pass: PassId, rows: Range<usize>, router: MatrixId) -> Ticket {
+        let logits = experts::router_logits(&self.cpu, &self.weights, &mut self.passes[pass.0 as usize], rows, router);
+        self.ticket(Outcome::Logits(logits))
+    }
+
+    fn set_routes(&mut self, pass: PassId, rows: Range<usize>, routes: &Routes) {
+        experts::keep_routes(&mut self.passes[pass.0 as usize], rows, routes);
     }
 
     fn forecast(&mut self, pass: PassId, rows: Range<usize>, router: MatrixId, choices: usize) -> Ticket {

@@ -1,7 +1,7 @@
 //! What a sequence keeps from one token to the next (spec 6.7).
 
 use strata_kernels::attention::KvCache;
-use strata_kernels::gdn;
+use strata_kernels::{gdn, reserve};
 
 use super::zeroed;
 use crate::{BackendError, SavedState, StatePart, StateShape};
@@ -130,9 +130,7 @@ const CACHE: &str = "the attention cache (a shorter context needs less)";
 fn reserved(rows: usize, width: usize) -> Result<Vec<f32>, BackendError> {
     // The number of rows is a user's wish: it may be absurd.
     let len = rows.saturating_mul(width);
-    let mut out = Vec::new();
-    out.try_reserve_exact(len).map_err(|_| BackendError::OutOfMemory { what: CACHE, bytes: len.saturating_mul(4) })?;
-    Ok(out)
+    reserve(len).ok_or(BackendError::OutOfMemory { what: CACHE, bytes: len.saturating_mul(4) })
 }
 
 impl QsaState {

@@ -10,7 +10,7 @@ use super::turns::{Turns, Work, median_of, merged, streamed_json, take_turns, wr
 use super::{Side, sides};
 use crate::error::CliError;
 use crate::flags::DecodeFlags;
-use crate::{input, interrupt, setup, timeline};
+use crate::{input, interrupt, route, setup, timeline};
 
 pub(crate) fn decode(flags: &DecodeFlags) -> Result<(), CliError> {
     let timing = &flags.timing;
@@ -67,6 +67,11 @@ impl Work for Tokens {
         let context = if self.context > 0 { format!(" after {}", self.context) } else { String::new() };
         format!("bench decode, {} tokens{context}", self.tokens)
     }
+
+    fn save(&self, engine: &Engine, runs: &[DecodeRun]) {
+        let wall_s = Spread::of(runs.iter().map(DecodeRun::wall_s)).median;
+        setup::save_run(engine, "bench decode", None, Some((self.tokens, wall_s)));
+    }
 }
 
 fn run_json(run: &DecodeRun) -> Value {
@@ -87,6 +92,7 @@ fn run_json(run: &DecodeRun) -> Value {
         "bytes_missed": streamed.needed.bytes,
         "records_missed": streamed.needed.records,
         "forecast": { "precision": streamed.forecast.precision(), "recall": streamed.forecast.recall() },
+        "routes": run.routes.as_ref().map(route::json),
         "peak_flops_per_second": run.peak_flops_per_second,
         "peak_rss_bytes": run.peak_rss_bytes,
         "plan_bytes": run.plan_bytes,
@@ -163,6 +169,9 @@ fn write_side(out: &mut impl Write, name: &str, backend: &str, runs: &[DecodeRun
             floor(|run| run.floors.map_or(0.0, |floors| floors.memory_s)),
             floor(|run| run.ratio().unwrap_or(0.0)),
         )?;
+    }
+    if let Some(routes) = first.routes.as_ref().and_then(route::summary) {
+        writeln!(out, "  {routes}")?;
     }
     if first.streamed.needed.records == 0 {
         return Ok(());

@@ -24,7 +24,7 @@ struct Side {
 }
 
 /// What --compare can compare.
-const COMPARED: [&str; 13] = [
+const COMPARED: [&str; 14] = [
     "arena-gb",
     "forecast-min",
     "io",
@@ -36,6 +36,7 @@ const COMPARED: [&str; 13] = [
     "pass",
     "ple",
     "precise",
+    "route",
     "strip",
     "threads",
 ];

@@ -55,7 +55,7 @@ impl Work for Prompt {
     fn run(&self, engine: &mut Engine, ids: &[u32], stop: &Stop) -> Result<PrefillRun, CliError> {
         let mut run = engine.run_prefill(ids, self.with_floors || self.is_fake, stop)?;
         if let (true, Some(floors)) = (self.is_fake, run.floors) {
-            run.wall_s = floors.compute_s;
+            run = run.only_computed(floors.compute_s);
         }
         Ok(run)
     }
@@ -67,6 +67,13 @@ impl Work for Prompt {
 
     fn title(&self) -> String {
         format!("bench prefill, {} tokens", self.tokens)
+    }
+
+    fn save(&self, engine: &Engine, runs: &[PrefillRun]) {
+        if !self.is_fake {
+            let wall_s = Spread::of(runs.iter().map(|run| run.wall_s)).median;
+            setup::save_run(engine, "bench prefill", Some((self.tokens, wall_s)), None);
+        }
     }
 }
 

@@ -30,6 +30,9 @@ pub(super) trait Work {
 
     /// What the timeline of a run is called.
     fn title(&self) -> String;
+
+    /// Keeps what runs with one setting took.
+    fn save(&self, engine: &Engine, runs: &[Self::Run]);
 }
 
 /// What was measured.
@@ -102,13 +105,16 @@ impl<R> Turns<R> {
     /// The last run of a side is done, on this engine.
     fn end(
         &mut self,
-        work: &impl Work,
+        work: &impl Work<Run = R>,
         engine: &mut Engine,
         timing: &TimingFlags,
         (side, whose): (usize, &str),
         flops: impl Fn(&Engine) -> u64,
     ) -> Result<(), CliError> {
         self.flops = flops(engine);
+        if timing.compare.is_none() {
+            work.save(engine, &self.runs[side]);
+        }
         self.backends[side] = engine.model().describe_backend();
         timeline::write(engine.timeline(), timing.timeline.as_deref(), &work.title(), &setup::describe(engine))?;
         if let Some(profile) = engine.take_profile().filter(|profile| profile.layers > 0) {

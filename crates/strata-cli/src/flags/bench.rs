@@ -56,7 +56,7 @@ pub(crate) struct TimingFlags {
     #[arg(long, value_name = "FILE")]
     pub(crate) text: Option<PathBuf>,
     /// Compare two values of a setting in turns: KEY=A,B, as in lookahead=off,router, with a key of arena-gb,
-    /// forecast-min, io, io-depth, isa, kv, lookahead, memory-gb, pass, ple, precise, strip, threads.
+    /// forecast-min, io, io-depth, isa, kv, lookahead, memory-gb, pass, ple, precise, route, strip, threads.
     #[arg(long, value_name = "KEY=A,B")]
     pub(crate) compare: Option<String>,
     /// Show where the time goes, on standard error.
@@ -92,16 +92,6 @@ pub(crate) struct KernelsFlags {
     #[arg(long, value_name = "GIB", default_value_t = 2.0)]
     pub(crate) weights_gb: f64,
     /// Print one JSON object a kernel.
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-#[derive(Args, Debug)]
-pub(crate) struct DoctorFlags {
-    /// Only the processor and its instruction sets.
-    #[arg(long)]
-    pub(crate) isa: bool,
-    /// Print one JSON object.
     #[arg(long)]
     pub(crate) json: bool,
 }

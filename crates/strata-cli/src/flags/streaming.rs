@@ -32,11 +32,22 @@ pub(crate) struct StreamingFlags {
     #[arg(long, value_name = "READER", default_value_t = ReaderKind::Auto)]
     pub(crate) io: ReaderKind,
     /// Experts on their way from the drive at a time [default: as many as the arena allows, at most 128].
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(long, value_name = "N", value_parser = io_depth)]
     pub(crate) io_depth: Option<u32>,
     /// Lock the arena in memory, so that it is never swapped out; auto = where this user may lock so much.
     #[arg(long, value_enum, default_value_t = LockFlag::Auto)]
     pub(crate) lock: LockFlag,
+}
+
+/// The most experts on their way at a time: as many as reads can be queued for.
+const MAX_IO_DEPTH: u32 = 1024;
+
+/// Reads a number of experts on their way at a time.
+pub(crate) fn io_depth(text: &str) -> Result<u32, String> {
+    match text.parse() {
+        Ok(n @ 1..=MAX_IO_DEPTH) => Ok(n),
+        _ => Err(format!("expected a whole number from 1 to {MAX_IO_DEPTH}")),
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -99,3 +99,48 @@ fn a_message_that_the_template_refuses_does_not_end_a_conversation() {
     assert!(turns[1].contains("known"), "the refused message is forgotten: {ran:?}");
     ran.ok();
 }
+
+/// The file is cut off and made whole again between messages: those that need what is missing fail, and no more.
+#[test]
+fn field_report_52_a_drive_that_fails_ends_an_answer_and_not_the_conversation() {
+    use std::io::{BufRead, BufReader, Write};
+    use std::process::Stdio;
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = dir.path().join("m.gguf");
+    std::fs::copy(mini(), &path).unwrap();
+    let whole = std::fs::metadata(&path).unwrap().len();
+    let source = Gguf::open(&mini()).unwrap();
+    let experts = source.tensors().filter(|tensor| tensor.name.contains("_exps."));
+    let cut = experts.map(|tensor| tensor.offset).min().unwrap();
+    let rest = std::fs::read(&path).unwrap().split_off(cut as usize);
+
+    let args = ["chat", "--temp", "0", "-n", "6", "--arena-gb", "0.00096", "-m", path.to_str().unwrap()];
+    let mut command = crate::command(&args);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    let mut notes = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
+    // Nothing is read before the plan and the hot set; the answer's end is told by a line.
+    let mut told = |what: &str| {
+        let line = notes.by_ref().find(|line| line.starts_with("[prompt: ") || line.starts_with("strata: expert"));
+        assert!(line.as_ref().is_some_and(|line| line.starts_with(what)), "{what}: {line:?}");
+        line.unwrap()
+    };
+    writeln!(stdin, "Hello there.").unwrap();
+    told("[prompt: ");
+    let file = std::fs::OpenOptions::new().append(true).open(&path).unwrap();
+    file.set_len(cut).unwrap();
+    writeln!(stdin, "What is a list?").unwrap();
+    let problem = told("strata: expert");
+    assert!(problem.contains("m.gguf") && problem.contains("was shortened or replaced"), "{problem}");
+    (&file).write_all(&rest).unwrap();
+    assert_eq!(file.metadata().unwrap().len(), whole);
+    writeln!(stdin, "What is a list?").unwrap();
+    told("[prompt: ");
+    drop(stdin);
+    assert!(notes.any(|line| line == "strata: messages that got no answer: 1"));
+    let answers = Ran::from(child.wait_with_output().unwrap());
+    assert_eq!(answers.code, Some(1));
+    let right = chat(&["--arena-gb", "0.00096"], b"Hello there.\nWhat is a list?\n").ok();
+    assert_eq!(answers.stdout.replace('\n', ""), right.replace('\n', ""));
+}

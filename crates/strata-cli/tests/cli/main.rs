@@ -1,6 +1,7 @@
 //! The `strata` command as a user meets it: the real program, real files, exit codes and what is printed where.
 
 mod bench;
+mod calibrate;
 mod chat;
 mod doctor;
 mod exact;
@@ -8,6 +9,7 @@ mod inspect;
 mod interrupt;
 mod plan;
 mod probe;
+mod route;
 mod run;
 mod sim;
 mod streaming;
@@ -38,8 +40,9 @@ fn oracle(model: &str, file: &str) -> String {
 
 fn command(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_strata"));
-    // What runs keep for later is not the user's.
-    command.args(args).current_dir(root()).env("XDG_CACHE_HOME", env!("CARGO_TARGET_TMPDIR"));
+    // What runs keep for later, and what they tell each other, is not the user's.
+    let kept = env!("CARGO_TARGET_TMPDIR");
+    command.args(args).current_dir(root()).env("XDG_CACHE_HOME", kept).env("XDG_RUNTIME_DIR", kept);
     command
 }
 

@@ -94,7 +94,9 @@ fn errors_give_advice_that_works() {
     strata(&["plan", "--memory-gb", &less]).fails(1, &[&format!("it needs {needed} GiB")]);
 
     strata(&["plan", "--arena-gb", "0.0005"]).fails(1, &["an arena of 0.01 GiB is too small", "needs 24 slots"]);
-    strata(&["plan", "--context", "18446744073709551615"]).fails(1, &["no memory would be enough"]);
+    let most = "18446744073709551615";
+    strata(&["plan", "--context", most]).fails(1, &["no memory would be enough"]);
+    strata(&["plan", "--context", most, "--strip", most, "--pass", most]).fails(1, &["no memory would be enough"]);
     strata(&["plan", "-m", "no-such.gguf"]).fails(1, &["no-such.gguf"]);
     if plan(&[])["budget_bytes"].is_number() {
         strata(&["plan", "--memory-gb", "1000000"]).fails(1, &["1000000.00 GiB of memory were asked for, but"]);

@@ -37,8 +37,9 @@ fn a_directory_is_measured_with_a_file_that_is_gone_afterwards() {
     );
 }
 
+/// Field report 23: what the page cache gave is not certified.
 #[test]
-fn what_memory_gave_is_never_the_drives() {
+fn field_report_23_what_memory_gave_is_never_the_drives() {
     // A file that was just written, and is wholly in memory, on a file system that has nothing but memory.
     let Ok(dir) = tempfile::tempdir_in("/dev/shm") else { return };
     let path = dir.path().join("file");
@@ -47,6 +48,26 @@ fn what_memory_gave_is_never_the_drives() {
     assert!(shown.contains("not direct") && shown.contains("cached, not certified"), "{shown}");
     assert!(shown.contains("nothing is certain about experts"), "{shown}");
     assert!(!shown.contains("--drive-gb"), "{shown}");
+}
+
+/// A download that has only begun, say: reads of what is not there cost nothing.
+#[test]
+#[cfg(target_os = "linux")]
+fn field_report_23_holes_of_a_file_are_never_the_drives() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = dir.path().join("holes");
+    fs::File::create(&path).unwrap().set_len(64 << 20).unwrap();
+    let shown = strata(&["probe", arg(&path), "--seconds", "0.5"]).ok();
+    assert!(shown.contains("holes, or compressed, not certified"), "{shown}");
+    assert!(shown.contains("nothing is certain about experts") && !shown.contains("--drive-gb"), "{shown}");
+
+    // As large as files can be: only so much of it is measured as there is a table for.
+    let Ok(dir) = tempfile::tempdir_in("/dev/shm") else { return };
+    let path = dir.path().join("huge");
+    let file = fs::File::create(&path).unwrap();
+    if file.set_len(7 << 60).is_ok() {
+        strata(&["probe", arg(&path), "--seconds", "0.1", "--json"]).ok();
+    }
 }
 
 #[test]
@@ -61,17 +82,28 @@ fn what_cannot_be_measured_is_refused() {
     strata(&["probe"]).fails(2, &["<FILE|DIR>"]);
 }
 
-/// Started as a background task, reads may be slowed down by the system: the setting is named.
+/// Field report 27: started as a background task, reads may be slowed down by the system: the setting is named, by
+/// whoever reads.
 #[test]
 #[cfg(target_os = "linux")]
-fn a_low_priority_is_said() {
+fn field_report_27_a_low_priority_is_said() {
     let dir = tempfile::tempdir().unwrap();
-    let args =
-        ["-n", "19", env!("CARGO_BIN_EXE_strata"), "probe", arg(dir.path()), "--size-gb", "0.01", "--seconds", "0.2"];
-    let output = std::process::Command::new("nice").args(args).output().unwrap();
-    let ran = crate::Ran::from(output);
-    assert!(ran.stderr.contains("I/O priority is 7 of 7"), "{ran:?}");
-    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let nice = |args: &[&str]| {
+        let mut command = std::process::Command::new("nice");
+        command.args(["-n", "19", env!("CARGO_BIN_EXE_strata")]).args(args).current_dir(crate::root());
+        let output = command.env("XDG_CACHE_HOME", dir.path()).output().unwrap();
+        let ran = crate::Ran::from(output);
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+        ran.stderr
+    };
+    let low = "I/O priority is 7 of 7";
+    let notes = nice(&["probe", arg(dir.path()), "--size-gb", "0.01", "--seconds", "0.2"]);
+    assert!(notes.contains(low), "{notes}");
+    let run = ["run", "--raw", "-n", "1", "a"];
+    let notes = nice(&[&run[..], &["--arena-gb", "0.01"]].concat());
+    assert!(notes.contains(low), "{notes}");
+    let notes = nice(&run);
+    assert!(!notes.contains(low), "what is in memory waits for no drive: {notes}");
 }
 
 #[test]

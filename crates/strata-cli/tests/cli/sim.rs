@@ -57,6 +57,14 @@ fn a_run_follows_its_flags() {
     // Eternities are no failure.
     run(&["--mixer-ms", "1e6", "--drive-gb-s", "1e-6", "--record-bytes", "1099511627776", "--latency-us", "1e6"]);
 
+    // But routes must fit into memory.
+    for huge in [
+        &["--tokens", "1048576", "--layers", "1024", "--experts", "4096"][..],
+        &["--tokens", "1048576", "--strip", "1"],
+    ] {
+        strata(&[&["sim"], huge].concat()).fails(2, &["do not fit into memory", "--tokens", "--strip"]);
+    }
+
     let shown = strata(&[&["sim"], &flags[..]].concat()).ok();
     assert!(shown.contains("prompt         8 tokens in 1 pass\n") && shown.contains("100.0 % missed"), "{shown}");
 }

@@ -145,6 +145,13 @@ fn field_report_17_56_58_a_run_that_streams_tells_what_it_read_and_waited_for() 
     }
     assert_eq!((&shown["bench"], number(shown, "plan_bytes")), (&"prefill".into(), number(&runs[0], "plan_bytes")));
 
+    // Computation alone: what the run beside it read is not told as if it had been read in that time.
+    let fake = &json_lines(&[&base[..], &arena, &["--fake-stream"]].concat())[0];
+    for key in ["bytes_read", "bytes_needed", "bytes_wasted", "ngram_bytes_read"] {
+        assert_eq!(number(fake, key), 0, "{key} of {fake}");
+    }
+    assert!(fake["ratio"].is_null() && fake["drive_floor_s"].is_null() && fake["wall_s"].as_f64().unwrap() > 0.0);
+
     let lines = json_lines(&[&base[..], &arena, &["--compare", "lookahead=off,router"]].concat());
     let [line] = &lines[..] else { panic!("{lines:?}") };
     assert_eq!(line["compare"], serde_json::json!(["lookahead=off", "lookahead=router"]));
@@ -155,6 +162,28 @@ fn field_report_17_56_58_a_run_that_streams_tells_what_it_read_and_waited_for() 
     }
     assert!(line["b_over_a"].as_f64().unwrap() > 0.0);
     assert!(line["a"].as_array().unwrap().iter().all(|run| run["bytes_wasted"] == 0), "nothing is guessed: {line}");
+    // One strip, and nothing read before it is demanded: what is not resident is missed.
+    let one_strip = ["-n", "100", "--lookahead", "off", "--no-floors"];
+    let run = &json_lines(&[&base[..4], &base[8..], &arena, &one_strip].concat())[0];
+    let lookups = &run["lookups"];
+    assert!(number(lookups, "ahead") == 0 && number(lookups, "missed") > 0, "{run}");
+}
+
+#[test]
+fn field_report_10_what_is_resident_is_decided_by_the_plan_and_equal_on_repeat() {
+    let dir = tempfile::tempdir().unwrap();
+    let (model, _) = small(dir.path());
+    let args = ["bench", "prefill", "-m", arg(&model), "-n", "200", "--repeat", "3", "--no-floors", "--json"];
+    let ran = strata(&[&args[..], &["--arena-gb", "0.002"]].concat());
+    // 58 slots of 36,864 bytes. Of these, 2 x 4 + 12 are the ring, as many as may be on their way at a time.
+    assert!(ran.stderr.contains("58 of 128 experts"), "{ran:?}");
+    let shown: Value = serde_json::from_str(&ran.ok()).unwrap();
+    let of_run = |run: &Value| ["resident", "ahead", "missed"].map(|kind| number(&run["lookups"], kind));
+    let runs: Vec<_> = shown["runs"].as_array().unwrap().iter().map(of_run).collect();
+    let [resident, ahead, missed] = runs[0];
+    assert!(resident > 0 && resident < 58 && ahead + missed > 0, "{runs:?}");
+    let all = |run: &[u64; 3]| run.iter().sum::<u64>();
+    assert!(runs.iter().all(|run| run[0] == resident && all(run) == all(&runs[0])), "{runs:?}");
 }
 
 /// Distinct experts of single tokens are those that they are routed to: four in each of four layers.
@@ -230,11 +259,16 @@ fn run_with_cache(cache: &Path) -> Ran {
     run.env("XDG_CACHE_HOME", cache).stdin(std::process::Stdio::null()).output().unwrap().into()
 }
 
-/// The one file that is kept, and its counts.
+/// Files of a kind that are kept.
+fn kept_files(cache: &Path, kind: &str) -> Vec<PathBuf> {
+    let files = std::fs::read_dir(cache.join("strata")).unwrap().map(|entry| entry.unwrap().path());
+    files.filter(|file| file.extension().unwrap() == kind).collect()
+}
+
+/// The one file of usage that is kept, and its counts.
 fn kept(cache: &Path) -> (PathBuf, Vec<u32>) {
-    let files: Vec<_> = std::fs::read_dir(cache.join("strata")).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let files = kept_files(cache, "usage");
     let [file] = &files[..] else { panic!("{files:?}") };
-    assert_eq!(file.extension().unwrap(), "usage");
     let bytes = std::fs::read(file).unwrap();
     // What it is, whose it is, and a number for each of 12 layers of 96 experts.
     let (counts, rest) = bytes[16 + 32..].as_chunks::<4>();
@@ -275,11 +309,11 @@ fn field_report_30_what_was_used_is_kept_for_the_next_run_of_this_model() {
         assert_eq!(kept(cache).1, once, "{what}");
     }
 
-    // Where every expert has a slot, nothing is kept; where it cannot be, that is said.
+    // Where every expert has a slot, no usage is kept; where it cannot be, that is said.
     let other = tempfile::tempdir().unwrap();
     let run = command(&RUN).env("XDG_CACHE_HOME", other.path()).output().unwrap();
     assert_eq!(Ran::from(run).ok(), text);
-    assert_eq!(std::fs::read_dir(other.path()).unwrap().count(), 0);
+    assert!(kept_files(other.path(), "usage").is_empty());
     let ran = run_with_cache(&file);
     assert!(ran.stderr.contains("which experts were used is not kept"), "{ran:?}");
     assert_eq!(ran.ok(), text);
@@ -296,7 +330,13 @@ fn field_report_12_55_too_little_memory_is_told_before_anything_is_loaded() {
     }
     strata(&["run", "hi", "--arena-gb=-1"]).fails(2, &["--arena-gb"]);
     strata(&["run", "hi", "--io", "carrier-pigeon"]).fails(2, &["--io", "uring"]);
-    strata(&["run", "hi", "--io-depth", "0"]).fails(2, &["--io-depth"]);
+    for depth in ["0", "1025", "x"] {
+        strata(&["run", "hi", "--io-depth", depth]).fails(2, &["--io-depth", "from 1 to 1024"]);
+        let compare = format!("io-depth=8,{depth}");
+        strata(&["bench", "prefill", "--compare", &compare]).fails(2, &[&compare, "io-depth"]);
+        let setting = format!("io-depth={depth}");
+        strata(&["parity", &setting, "default", "--ids", "1"]).fails(2, &["io-depth"]);
+    }
 }
 
 #[test]

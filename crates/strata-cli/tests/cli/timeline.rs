@@ -72,6 +72,12 @@ fn what_cannot_be_recorded_is_said_before_the_run() {
     let nowhere = dir.path().join("no/such.json");
     strata(&["run", "x", "--timeline", arg(dir.path())]).fails(1, &["this is a directory"]);
     strata(&["bench", "prefill", "--timeline", arg(&nowhere)]).fails(1, &["there is no directory"]);
+    if cfg!(target_os = "linux") {
+        // Nobody can make a file there.
+        let ran = strata(&["bench", "prefill", "--timeline", "/proc/t.json"]);
+        assert!(!ran.stderr.contains("plan: "), "{ran:?}");
+        ran.fails(1, &["/proc/t.json: it cannot be written"]);
+    }
     strata(&["bench", "prefill", "--timeline", "x", "--compare", "strip=4,9"]).fails(2, &["cannot be used with"]);
 }
 

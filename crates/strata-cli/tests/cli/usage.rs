@@ -5,7 +5,7 @@ use std::process::Stdio;
 
 use crate::{command, strata};
 
-const COMMANDS: [&[&str]; 21] = [
+const COMMANDS: [&[&str]; 22] = [
     &[],
     &["run"],
     &["chat"],
@@ -26,6 +26,7 @@ const COMMANDS: [&[&str]; 21] = [
     &["bench", "kernels"],
     &["report"],
     &["doctor"],
+    &["calibrate"],
     &["completions"],
 ];
 
@@ -115,6 +116,12 @@ fn a_wrong_command_line_ends_with_2() {
         &["bench", "kernels", "--weights-gb", "nan"],
         &["eval", "ppl"],
         &["eval", "ppl", "--text", "x", "--window", "1"],
+        &["doctor", "--memory-gb", "0"],
+        &["calibrate", "--sizes", "1,0"],
+        &["calibrate", "--arena-gb", "1"],
+        &["calibrate", "--memory-gb", "1"],
+        &["calibrate", "--forget", "--sizes", "1"],
+        &["calibrate", "--repeat", "0"],
         &["completions"],
         &["completions", "teletype"],
     ] {
@@ -180,5 +187,19 @@ fn output_that_cannot_be_written_is_a_failure() {
         assert_eq!(output.status.code(), Some(1), "{args:?}");
         let stderr = String::from_utf8(output.stderr).unwrap();
         assert!(stderr.contains("cannot write the output"), "{args:?}: {stderr}");
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_text_without_end_is_refused() {
+    let zeros = || std::fs::File::open("/dev/zero").unwrap();
+    for args in
+        [&["run", "-f", "/dev/zero"][..], &["run"], &["tokenize"], &["chat"], &["eval", "ppl", "--text", "/dev/zero"]]
+    {
+        let output = command(args).stdin(zeros()).output().unwrap();
+        assert_eq!((output.status.code(), output.stdout.len()), (Some(1), 0), "{args:?}");
+        let told = String::from_utf8(output.stderr).unwrap();
+        assert!(told.contains("it is too long: at most 256 MiB"), "{args:?}: {told}");
     }
 }

@@ -3,8 +3,8 @@
 
 use strata_backend::BackendError;
 use strata_gguf::TensorType;
-use strata_kernels::Cpu;
 use strata_kernels::attention::{Index, KvCache, KvType, Queries, Selections, attend};
+use strata_kernels::{Cpu, reserve};
 
 use super::kernels::Unit;
 use crate::EngineError;
@@ -68,7 +68,10 @@ impl AttentionBench {
                 cache
                     .append(&bench.pool[keys..][..PIECE_TOKENS * width], &bench.pool[values..][..PIECE_TOKENS * width]);
             }
-            let mut block_keys = Vec::with_capacity(TOKENS / BLOCK_TOKENS * INDEX_DIM);
+            let len = TOKENS / BLOCK_TOKENS * INDEX_DIM;
+            let mut block_keys = reserve(len)
+                .ok_or(BackendError::OutOfMemory { what: "the indexer's keys", bytes: 4 * len })
+                .map_err(strata_model::ModelError::from)?;
             for _ in 0..TOKENS / BLOCK_TOKENS {
                 let key = bench.take(INDEX_DIM);
                 block_keys.extend_from_slice(&bench.pool[key..][..INDEX_DIM]);

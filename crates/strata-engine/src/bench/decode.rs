@@ -14,11 +14,11 @@ use strata_model::ModelError;
 use strata_model::qwen4exp::{Flops, Observer, Rows, Sequence};
 use strata_store::ExpertId;
 
-use super::Spread;
 use super::streamed::{RouteRecorder, Streamed};
+use super::{Spread, check, is_set};
 use crate::generate::Stoppable;
 use crate::machine::Conditions;
-use crate::{Engine, EngineError, Memory, Stop};
+use crate::{Engine, EngineError, Memory, RouteReceipt, Stop};
 
 /// Tokens one by one, each with its logits. They are given, not chosen by the model, so that every run has the same work;
 /// choosing is not timed.
@@ -41,6 +41,8 @@ pub struct DecodeRun {
     pub floors: Option<DecodeFloors>,
     /// What it read.
     pub streamed: Streamed,
+    /// What cache-aware routing did, without its divergence, which would take time; `None` without it.
+    pub routes: Option<RouteReceipt>,
     /// What bounds the arithmetic in use.
     pub peak: Peak,
     /// Operations per second of the peak, measured after the run.
@@ -148,11 +150,13 @@ impl Engine {
         }
         if is_streaming && let Some(store) = self.model.streaming() {
             store.forget_all().map_err(ModelError::from)?;
-            self.load_experts(|_, _| !stop.load(std::sync::atomic::Ordering::Relaxed))?;
+            self.load_experts(|_, _| !is_set(stop))?;
+            check(stop)?;
         }
         let mut session = self.new_session()?;
         let result = self.decode_in(&mut session.sequence, work, with_floors, stop);
         self.free_session(session);
+        check(stop)?;
         result
     }
 
@@ -173,14 +177,14 @@ impl Engine {
         if let Some(store) = self.model.streaming() {
             store.keep_needed(true);
         }
-        let before = self.counted();
-        let mut routes = RouteRecorder::new(stop);
+        let (before, routed) = (self.counted(), self.route_receipt());
+        let (mut routes, conditions_before) = (RouteRecorder::new(stop), Conditions::now());
         let timeline = self.options.model.timeline.clone();
         timeline.begin();
         let timed = self.time_tokens(sequence, &work.ids, &mut routes)?;
         timeline.end();
-        let after = self.counted();
-        let (conditions, peak_rss_bytes) = (Conditions::now(), Memory::peak_rss_bytes());
+        let (after, routed) = (self.counted(), self.routed_since(routed));
+        let (conditions, peak_rss_bytes) = (Conditions::now().since(&conditions_before), Memory::peak_rss_bytes());
         let floors = match with_floors {
             false => None,
             true if !is_streaming => {
@@ -194,7 +198,7 @@ impl Engine {
                     Ok(engine.time_tokens(sequence, &work.ids, &mut Stoppable(stop))?.token_s.iter().sum())
                 })?;
                 let memory_s = self.memory_floor(work.ids.len())?;
-                Some(DecodeFloors { drive_s: self.drive_floor(&needed, &timed.needed)?, compute_s, memory_s })
+                Some(DecodeFloors { drive_s: self.drive_floor(&needed, &timed.needed, stop)?, compute_s, memory_s })
             }
         };
         let cpu = self.options.cpu()?;
@@ -204,6 +208,7 @@ impl Engine {
             token_s: timed.token_s,
             floors,
             streamed: after.since(&before),
+            routes: routed,
             peak,
             peak_flops_per_second: peak.flops_per_second(&cpu),
             peak_rss_bytes,
@@ -223,7 +228,7 @@ impl Engine {
         for id in ids {
             let start = Instant::now();
             logits.clear();
-            self.model.forward(sequence, &[*id], Rows::Last, &mut logits, observer)?;
+            self.model.decode(sequence, &[*id], Rows::Last, &mut logits, observer)?;
             timed.token_s.push(start.elapsed().as_secs_f64());
             timed.needed.push(self.model.streaming().map_or(0, |store| store.needed().len()));
         }
@@ -231,13 +236,14 @@ impl Engine {
     }
 
     /// Seconds to read the records of each token's layers again, those of a layer together.
-    fn drive_floor(&mut self, needed: &[ExpertId], ends: &[usize]) -> Result<f64, EngineError> {
+    fn drive_floor(&mut self, needed: &[ExpertId], ends: &[usize], stop: &Stop) -> Result<f64, EngineError> {
         let (mut start, mut seconds) = (0, 0.0);
         for end in ends {
             for layer in needed[start..*end].chunk_by(|a, b| a.layer == b.layer) {
                 let Some(store) = self.model.streaming() else { break };
-                seconds += store.replay(layer).map_err(ModelError::from)?.as_secs_f64();
+                seconds += store.replay(layer, &|| is_set(stop)).map_err(ModelError::from)?.as_secs_f64();
             }
+            check(stop)?;
             start = *end;
         }
         Ok(seconds)
@@ -264,6 +270,7 @@ mod tests {
             token_s,
             floors: Some(DecodeFloors { drive_s: 3.0, compute_s: 5.0, memory_s: 1.0 }),
             streamed: Streamed::default(),
+            routes: None,
             peak: Peak::ALL[0],
             peak_flops_per_second: None,
             peak_rss_bytes: None,

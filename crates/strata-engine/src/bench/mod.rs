@@ -17,6 +17,19 @@ pub use kernels::{KernelBench, KernelCase, KernelKind, KernelRate};
 pub use prefill::{Floors, PrefillRun};
 pub use streamed::{Counted, Streamed};
 
+use strata_model::ModelError;
+
+use crate::{EngineError, Stop};
+
+fn is_set(stop: &Stop) -> bool {
+    stop.load(std::sync::atomic::Ordering::Relaxed)
+}
+
+/// Whether to go on: what was just done may have come to its end, or have been cut off, without looking.
+fn check(stop: &Stop) -> Result<(), EngineError> {
+    if is_set(stop) { Err(ModelError::Cancelled.into()) } else { Ok(()) }
+}
+
 /// Samples of one quantity.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Spread {

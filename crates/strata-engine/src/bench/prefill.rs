@@ -9,6 +9,7 @@ use strata_model::qwen4exp::{Observer, Rows};
 
 use super::drive::Device;
 use super::streamed::{Counted, RouteRecorder, Streamed};
+use super::{check, is_set};
 use crate::machine::Conditions;
 use crate::{Engine, EngineError, EngineOptions, Memory, Stop};
 
@@ -31,7 +32,7 @@ pub struct PrefillRun {
     pub peak_rss_bytes: Option<u64>,
     /// What the plan allows it.
     pub plan_bytes: u64,
-    /// The state of the machine at the end of the run.
+    /// The state of the machine at the end of the run, and what it wrote to swap during the run.
     pub conditions: Conditions,
 }
 
@@ -52,6 +53,11 @@ impl Floors {
 }
 
 impl PrefillRun {
+    /// Of this run nothing but its computation, which took so long: nothing was read or waited for.
+    pub fn only_computed(self, compute_s: f64) -> Self {
+        Self { wall_s: compute_s, floors: None, drive_busy: None, streamed: Streamed::default(), ..self }
+    }
+
     /// How many times as long as its floor it took.
     pub fn ratio(&self) -> Option<f64> {
         self.floors.map(|floors| self.wall_s / floors.most_s())
@@ -74,9 +80,9 @@ impl Engine {
         if let Some(store) = self.model.streaming().filter(|store| !store.holds_all()) {
             store.start_over().map_err(strata_model::ModelError::from)?;
         }
-        self.load_experts(|_, _| !stop.load(std::sync::atomic::Ordering::Relaxed))?;
+        self.load_experts(|_, _| !is_set(stop))?;
         self.take_profile();
-        Ok(())
+        check(stop)
     }
 
     /// Changes what can be changed of an open engine: tokens of a pass, up to what the engine was opened with; what is read
@@ -96,13 +102,17 @@ impl Engine {
         let drive = Device::of(self.path());
         let busy_ms = drive.busy_ms();
         let timeline = self.options.model.timeline.clone();
+        let conditions_before = Conditions::now();
         timeline.begin();
         let wall_s = self.time_prompt(ids, &mut routes)?;
         timeline.end();
-        let drive_busy = busy_ms.zip(drive.busy_ms()).map(|(a, b)| ((b - a) as f64 / 1e3 / wall_s).min(1.0));
+        // The system's counter begins anew after some weeks.
+        let drive_busy_ms = busy_ms.zip(drive.busy_ms()).and_then(|(before, after)| after.checked_sub(before));
+        let drive_busy = drive_busy_ms.map(|ms| (ms as f64 / 1e3 / wall_s).min(1.0));
         let after = self.counted();
-        let conditions = Conditions::now();
+        let conditions = Conditions::now().since(&conditions_before);
         let floors = if with_floors { Some(self.floors(ids, wall_s, routes.layers, stop)?) } else { None };
+        check(stop)?;
         Ok(PrefillRun {
             tokens: ids.len(),
             pass_tokens: self.model.pass_tokens().min(ids.len()),
@@ -130,9 +140,10 @@ impl Engine {
             return Ok(Floors { drive_s: 0.0, compute_s: wall_s });
         };
         let needed = store.needed().to_vec();
-        let drive_s = store.replay(&needed).map_err(strata_model::ModelError::from)?.as_secs_f64();
+        let replayed = store.replay(&needed, &|| is_set(stop)).map_err(strata_model::ModelError::from)?;
+        check(stop)?;
         let compute_s = self.run_fake_prefill(ids, routes, stop)?;
-        Ok(Floors { drive_s, compute_s })
+        Ok(Floors { drive_s: replayed.as_secs_f64(), compute_s })
     }
 
     /// Empties the arena but for the hot set; gives the counts so far.

@@ -195,6 +195,7 @@ impl Engine {
         left: usize,
         stop: &Stop,
     ) -> Result<Window, EngineError> {
+        self.kl_sampler.look(&mut self.model, &mut session.sequence, token, &mut Stoppable(stop))?;
         let mut ids = std::mem::take(&mut writing.window.ids);
         let mut logits = std::mem::take(&mut writing.window.logits);
         ids.push(token);
@@ -217,7 +218,8 @@ impl Engine {
             self.model.checkpoint_window(&mut session.sequence, start, DECODE_ROWS)?;
         }
         logits.clear();
-        self.model.forward(&mut session.sequence, &ids, Rows::All, &mut logits, &mut Stoppable(stop))?;
+        self.model.decode(&mut session.sequence, &ids, Rows::All, &mut logits, &mut Stoppable(stop))?;
+        self.kl_sampler.compare(&logits);
         Ok(Window { ids, agreed: 1, logits, seconds: 0.0 })
     }
 

@@ -84,7 +84,7 @@ pub fn divergence(engine: &mut Engine, path: &Path, stop: &Stop) -> Result<Diver
 }
 
 /// `sum_i p_i ln(p_i / q_i)` of the softmax of two rows of logits, in float64.
-fn kl(p: &[f32], q: &[f32]) -> f64 {
+pub(crate) fn kl(p: &[f32], q: &[f32]) -> f64 {
     let (norm_p, norm_q) = (log_sum_exp(p), log_sum_exp(q));
     let term = |(p, q): (&f32, &f32)| {
         let (ln_p, ln_q) = (f64::from(*p) - norm_p, f64::from(*q) - norm_q);
@@ -94,7 +94,7 @@ fn kl(p: &[f32], q: &[f32]) -> f64 {
 }
 
 /// The preferred token, the lowest id among equals.
-fn best(logits: &[f32]) -> usize {
+pub(super) fn best(logits: &[f32]) -> usize {
     let better = |best: usize, (i, logit): (usize, &f32)| if *logit > logits[best] { i } else { best };
     logits.iter().enumerate().fold(0, better)
 }

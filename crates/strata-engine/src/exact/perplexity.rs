@@ -1,9 +1,10 @@
 //! Perplexity of a text, in windows that each start anew.
 
-use strata_model::qwen4exp::Rows;
+use strata_model::ModelError;
+use strata_model::qwen4exp::{Rows, Sequence};
 
 use crate::generate::{Stop, Stoppable};
-use crate::{Engine, EngineError};
+use crate::{Engine, EngineError, RouteReceipt};
 
 /// Perplexities of a text.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -17,6 +18,8 @@ pub struct Perplexity {
     /// Over the predictions of each window's second half, which have at least half a window of context (what
     /// `llama-perplexity` prints).
     pub second_half: f64,
+    /// What cache-aware routing did in the second halves; `None` without it.
+    pub routes: Option<RouteReceipt>,
 }
 
 /// Negative log-likelihoods, summed.
@@ -40,6 +43,8 @@ impl Sum {
 /// Evaluates `ids` in whole windows of `window_tokens`; what is left over is not used. After each window `on_window`
 /// gets the figures so far and the number of all windows.
 ///
+/// With cache-aware routing, the first half of each window is a prompt, and the second half is decoded token by token.
+///
 /// # Errors
 /// When there is not one whole window, the model fails, or `stop` was set.
 pub fn perplexity(
@@ -57,12 +62,12 @@ pub fn perplexity(
     let vocabulary = engine.model.vocabulary();
     let mut session = engine.new_session()?;
     let (mut all, mut second_half) = (Sum::default(), Sum::default());
+    let routed = engine.route_receipt();
     let mut result = Err(EngineError::EmptyPrompt);
     for (i, window) in windows.enumerate() {
         let mut logits = Vec::with_capacity(window.len() * vocabulary);
         engine.model.reset(&mut session.sequence);
-        let forward = engine.model.forward(&mut session.sequence, window, Rows::All, &mut logits, &mut Stoppable(stop));
-        if let Err(error) = forward {
+        if let Err(error) = engine.window(&mut session.sequence, window, &mut logits, stop) {
             result = Err(error.into());
             break;
         }
@@ -78,12 +83,34 @@ pub fn perplexity(
             window_tokens: window.len(),
             all: all.perplexity(),
             second_half: second_half.perplexity(),
+            routes: engine.routed_since(routed),
         };
         on_window(&so_far, count);
         result = Ok(so_far);
     }
     engine.free_session(session);
     result
+}
+
+impl Engine {
+    /// The logits of a window's rows, perhaps without the last, from which nothing is predicted.
+    fn window(
+        &mut self,
+        sequence: &mut Sequence,
+        ids: &[u32],
+        logits: &mut Vec<f32>,
+        stop: &Stop,
+    ) -> Result<(), ModelError> {
+        let observer = &mut Stoppable(stop);
+        if self.moce().is_none() {
+            return self.model.forward(sequence, ids, Rows::All, logits, observer);
+        }
+        let (prompt, decoded) = ids.split_at(ids.len() / 2);
+        self.model.forward(sequence, prompt, Rows::All, logits, observer)?;
+        let predicting = &decoded[..decoded.len() - 1];
+        let Self { model, kl_sampler, .. } = self;
+        predicting.iter().try_for_each(|id| kl_sampler.decode(model, sequence, *id, logits, observer))
+    }
 }
 
 /// `-ln softmax(logits)[token]`, in float64.

@@ -81,6 +81,12 @@ impl File {
         Ok((shape, bytes.map(u32::from_le_bytes).collect()))
     }
 
+    /// Shape and values of a signed 32-bit tensor.
+    pub(super) fn i32(&self, name: &str) -> Result<(Vec<usize>, Vec<i32>), EngineError> {
+        let (shape, bytes) = self.words(name, Dtype::I32)?;
+        Ok((shape, bytes.map(i32::from_le_bytes).collect()))
+    }
+
     fn words(&self, name: &str, dtype: Dtype) -> Result<(Vec<usize>, impl Iterator<Item = [u8; 4]>), EngineError> {
         let parsed = SafeTensors::deserialize(&self.bytes).map_err(|error| problem(&self.path, &error))?;
         let tensor = parsed.tensor(name).map_err(|error| problem(&self.path, &format!("tensor `{name}`: {error}")))?;

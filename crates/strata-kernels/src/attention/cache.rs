@@ -6,8 +6,8 @@ use strata_gguf::TensorType;
 use strata_quant::encode_row;
 use strata_quant::fields::f16_at;
 
-use crate::Arithmetic;
 use crate::bfloat16::{round, to_f32};
+use crate::{Arithmetic, reserve};
 
 /// Tokens that lie together, but for float32.
 pub(super) const GRAIN_TOKENS: usize = 4;
@@ -219,12 +219,12 @@ impl KvCache {
         let store = match kv {
             KvType::Float32 => {
                 let len = capacity_tokens.saturating_mul(heads * dim);
-                Store::Rows { keys: reserved(len)?, values: reserved(len)? }
+                Store::Rows { keys: reserve(len)?, values: reserve(len)? }
             }
             _ => {
                 let lines = Grains { kv, dim }.lines();
                 let len = capacity_tokens.div_ceil(GRAIN_TOKENS).saturating_mul(heads * 2 * lines);
-                Store::Grains(reserved(len)?)
+                Store::Grains(reserve(len)?)
             }
         };
         Some(Self { kv, heads, dim, tokens: 0, capacity_tokens, store })
@@ -365,13 +365,6 @@ impl KvCache {
         }
         out
     }
-}
-
-/// Room that fills as tokens come: the system hands out memory when it is written.
-fn reserved<T>(len: usize) -> Option<Vec<T>> {
-    let mut out = Vec::new();
-    out.try_reserve_exact(len).ok()?;
-    Some(out)
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use strata_backend::SavedState;
 
+use super::moce::Residency;
 use super::{Model, Sequence};
 use crate::ModelError;
 
@@ -21,6 +22,7 @@ use crate::ModelError;
 pub struct Checkpoint {
     tokens: usize,
     window: Vec<u32>,
+    residency: Residency,
     /// Copies of all states.
     states: Vec<SavedState>,
     /// The branch of the last token; `None`: the copy is not complete.
@@ -117,12 +119,13 @@ impl Model {
         }
         checkpoint.tokens = sequence.tokens;
         checkpoint.window.clone_from(&sequence.window);
+        checkpoint.residency.clone_from(&sequence.residency);
         checkpoint.branch = Some(sequence.lineage.branch(sequence.tokens));
         Ok(())
     }
 
     /// [`checkpoint_into`](Self::checkpoint_into), and remembers the next `rows` tokens for
-    /// [`restore_window`](Self::restore_window): 0.6 MB each of the published model.
+    /// [`restore_window`](Self::restore_window): 3 MB each of the published model.
     ///
     /// # Errors
     /// As [`checkpoint`](Self::checkpoint).
@@ -136,6 +139,7 @@ impl Model {
         for state in sequence.all_states() {
             self.backend.remember_rows(state, rows);
         }
+        sequence.residency.remember_rows(rows);
         sequence.remembered = Some((sequence.tokens, rows));
         Ok(())
     }
@@ -162,6 +166,7 @@ impl Model {
             self.backend.replay_state(state, saved, kept.len());
         }
         sequence.window.clone_from(&checkpoint.window);
+        sequence.residency.replay(&checkpoint.residency, kept.len());
         self.look_back(sequence, kept);
         sequence.go_back(tokens);
         Ok(())
@@ -180,6 +185,7 @@ impl Model {
             self.backend.restore_state(state, saved);
         }
         sequence.window.clone_from(&checkpoint.window);
+        sequence.residency.clone_from(&checkpoint.residency);
         sequence.go_back(checkpoint.tokens);
         Ok(())
     }

@@ -7,6 +7,8 @@ use crate::ModelError;
 
 /// The largest value a size in metadata may have: no real one comes near, and products of a few stay far from overflow.
 const MAX_SIZE: u64 = 1 << 24;
+/// The most experts in all layers: tables of them stay small beside the reserve of a memory plan.
+const MAX_EXPERTS_IN_ALL: usize = 1 << 22;
 /// The context when neither the user nor the model asks for less.
 const DEFAULT_CONTEXT_TOKENS: usize = 32_768;
 
@@ -241,7 +243,7 @@ impl Config {
             mixers,
             attention,
             gdn: read_gdn(&keys)?,
-            moe: read_moe(&keys)?,
+            moe: read_moe(&keys, layers)?,
             ple: read_ple(&keys, layers)?,
             warnings,
         })
@@ -289,7 +291,7 @@ fn read_gdn(keys: &Keys<'_>) -> Result<GdnConfig, ModelError> {
     Ok(config)
 }
 
-fn read_moe(keys: &Keys<'_>) -> Result<MoeConfig, ModelError> {
+fn read_moe(keys: &Keys<'_>, layers: usize) -> Result<MoeConfig, ModelError> {
     let config = MoeConfig {
         experts: keys.size("expert_count")?,
         top_k: keys.size_up_to("expert_used_count", 1024)?,
@@ -299,6 +301,11 @@ fn read_moe(keys: &Keys<'_>) -> Result<MoeConfig, ModelError> {
     if config.top_k > config.experts {
         let problem = format!("{} experts a token of only {}", config.top_k, config.experts);
         return Err(invalid(Keys::key("expert_used_count"), problem));
+    }
+    if config.experts > MAX_EXPERTS_IN_ALL / layers {
+        let problem =
+            format!("{} experts in each of {layers} layers: at most {MAX_EXPERTS_IN_ALL} in all", config.experts);
+        return Err(invalid(Keys::key("expert_count"), problem));
     }
     Ok(config)
 }

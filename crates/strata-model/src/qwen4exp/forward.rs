@@ -6,6 +6,7 @@ use std::ops::Range;
 use strata_backend::{Backend, Choice, Field, GroupEntry, MatrixId, PassId, Routes};
 use strata_store::{Demand, ExpertStore, PassKind, Slot};
 
+use super::moce::Routing;
 use super::ple::NgramRows;
 use super::{Layer, Model, RowsWhen, Sequence, ple};
 use crate::ModelError;
@@ -21,7 +22,7 @@ pub enum Rows {
 
 /// Sees a forward pass from outside; it can look at things and stop it, but not change it.
 pub trait Observer {
-    /// Asked between strips: `true` ends the pass with [`ModelError::Cancelled`].
+    /// Asked between strips and between groups of experts: `true` ends the pass with [`ModelError::Cancelled`].
     fn is_cancelled(&self) -> bool {
         false
     }
@@ -125,10 +126,23 @@ impl Model {
         logits: &mut Vec<f32>,
         observer: &mut dyn Observer,
     ) -> Result<(), ModelError> {
+        self.take(Routing::Exact, sequence, ids, wanted, logits, observer)
+    }
+
+    pub(super) fn take(
+        &mut self,
+        routing: Routing,
+        sequence: &mut Sequence,
+        ids: &[u32],
+        wanted: Rows,
+        logits: &mut Vec<f32>,
+        observer: &mut dyn Observer,
+    ) -> Result<(), ModelError> {
         if sequence.is_torn {
             return Err(ModelError::Interrupted);
         }
         self.check(sequence, ids)?;
+        self.set_routing(routing);
         sequence.is_torn = true;
         self.passes(sequence, ids, wanted, logits, observer).inspect_err(|_| self.give_up())?;
         sequence.is_torn = false;
@@ -254,12 +268,13 @@ impl Model {
     pub(super) fn layer(
         &mut self,
         index: usize,
-        sequence: &Sequence,
+        sequence: &mut Sequence,
         rows: usize,
         ple_rows: &[u64],
         observer: &mut dyn Observer,
     ) -> Result<(), ModelError> {
-        let Self { options, config, backend, store, layers, ple, draft_head, pass, buffers, fixed_routes, .. } = self;
+        let Self { options, config, backend, store, layers, ple, draft_head, .. } = self;
+        let Self { pass, buffers, fixed_routes, moce, .. } = self;
         let (backend, store, pass) = (backend.as_mut(), store.as_mut(), *pass);
         let layer = layers.get(index).unwrap_or_else(|| &draft_head.as_ref().expect("a layer").layer);
         let next_router = layers.get(index + 1).map(|next| next.moe.router);
@@ -302,8 +317,14 @@ impl Model {
             observer.at(Moment::StripMixed, &mut view);
 
             backend.read_streams(pass, strip.clone(), &layer.moe.read);
-            let ticket = backend.route(pass, strip.clone(), layer.moe.router);
-            backend.take_routes(ticket, &mut buffers.strip_routes)?;
+            let (router, routes) = (layer.moe.router, &mut buffers.strip_routes);
+            // The draft head is always routed exactly.
+            if let Some(moce) = moce.as_mut().filter(|_| index < config.layers) {
+                moce.route(backend, store, pass, strip.clone(), index, router, &mut sequence.residency, routes)?;
+            } else {
+                let ticket = backend.route(pass, strip.clone(), router);
+                backend.take_routes(ticket, routes)?;
+            }
             if let Some(fixed) = fixed_routes {
                 let ids = &fixed.layers[fixed.at][strip.start * top_k..strip.end * top_k];
                 buffers.strip_routes.ids.copy_from_slice(ids);
@@ -332,7 +353,7 @@ impl Model {
             backend.shared_expert(pass, strip, &layer.moe.shared);
             poll(store, &mut table)?;
         }
-        experts(backend, store, &mut table, pass, index as u32, layer, top_k, buffers)?;
+        experts(backend, store, &mut table, pass, index as u32, layer, top_k, buffers, observer)?;
         for strip in strips(rows, options.strip_rows) {
             backend.combine(pass, strip.clone());
             backend.write_streams(pass, strip);
@@ -377,10 +398,15 @@ fn experts(
     layer: &Layer,
     top_k: usize,
     buffers: &mut Buffers,
+    observer: &dyn Observer,
 ) -> Result<(), ModelError> {
     let Buffers { routes, choices, starts, group, .. } = buffers;
     sort_choices(&routes.ids, top_k, layer.moe.scales.len(), choices, starts);
     loop {
+        // From a slow drive, the experts of a layer take long.
+        if observer.is_cancelled() {
+            return Err(ModelError::Cancelled);
+        }
         let mut slots: Vec<Slot> = Vec::new();
         store.ready(index, &mut slots)?;
         if slots.is_empty() {

@@ -224,5 +224,7 @@ fn strip_bytes(gguf: &Gguf, config: &Config, rows: u64) -> Result<u64, ModelErro
         None => 0,
     };
     let vocabulary = weights::tensor(gguf, "token_embd.weight")?.rows();
-    Ok(rows * (F32 * values as u64 + table_rows) + 2 * F32 * vocabulary)
+    // A user may ask for any strip, and a file claim any width.
+    let row_bytes = (F32 * values as u64).saturating_add(table_rows);
+    Ok(rows.saturating_mul(row_bytes).saturating_add((2 * F32).saturating_mul(vocabulary)))
 }

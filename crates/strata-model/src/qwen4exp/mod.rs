@@ -9,6 +9,7 @@ mod gdn;
 mod head;
 mod hyper;
 mod memory;
+mod moce;
 mod moe;
 mod mtp;
 mod ple;
@@ -35,10 +36,12 @@ pub use config::{AttentionConfig, Config, GdnConfig, MixerKind, MoeConfig, PleCo
 pub use flops::Flops;
 pub use forward::{DECODE_ROWS, LayerView, Moment, Observer, Rows, Unobserved};
 pub use memory::{add_draft_head, memory_shape, token_bytes, window_bytes};
+pub use moce::{Moce, RouteCounts};
 pub use mtp::{DraftHead, StreamsNorm, has_draft_block};
 
 use self::checkpoint::Lineage;
 use self::head::Head;
+use self::moce::{MoceRouter, Residency};
 use self::moe::Moe;
 use self::mtp::Head as LoadedDraftHead;
 use self::ple::PleModule;
@@ -65,6 +68,8 @@ pub struct Options {
     pub keep_details: bool,
     /// How experts and rows of the n-gram table come from the drive. Nothing of it changes a result.
     pub streaming: Streaming,
+    /// How [`Model::decode`] prefers experts that are likely in memory; `None`: not at all.
+    pub moce: Option<Moce>,
     /// The head that drafts tokens ([`Model::draft`]); `None`: there is none, or it is not wanted.
     pub draft_head: Option<DraftHead>,
     /// Where to record what happens when; off where nobody wants to know.
@@ -92,7 +97,7 @@ pub struct Streaming {
     pub lock: Lock,
     /// What earlier runs used of this model ([`Usage::counts`]); empty: not known.
     pub usage: Vec<u32>,
-    /// How long a read may take before it ends the request; `None`: [`ReadQueue::STUCK_AFTER`].
+    /// How long the drive may answer no read before that ends the request; `None`: [`ReadQueue::STUCK_AFTER`].
     pub stuck_after: Option<Duration>,
 }
 
@@ -127,6 +132,7 @@ impl Default for Options {
             block_tokens: None,
             keep_details: false,
             streaming: Streaming::default(),
+            moce: None,
             draft_head: None,
             timeline: Timeline::off(),
         }
@@ -149,6 +155,7 @@ pub struct Model {
     pass: PassId,
     buffers: forward::Buffers,
     fixed_routes: Option<FixedRoutes>,
+    moce: Option<MoceRouter>,
 }
 
 /// The experts that each row is sent to, whatever the router says: for measuring.
@@ -175,6 +182,8 @@ pub struct Sequence {
     /// By layer, then that of the draft head's attention.
     states: Vec<StateId>,
     ple_state: Option<StateId>,
+    /// Which experts it was routed to last; empty unless decode prefers those.
+    residency: Residency,
     /// A pass began and did not end: the states are of no one position.
     is_torn: bool,
     /// Which checkpoints it can go back to.
@@ -311,6 +320,7 @@ impl Model {
             expert_ff: config.moe.ff,
             keep_details: options.keep_details,
         })?;
+        let moce = options.moce.map(|moce| MoceRouter::new(moce, config.layers, config.moe.experts, config.moe.top_k));
         let buffers = forward::Buffers::default();
         let most_pass_tokens = options.pass_tokens;
         Ok(Self {
@@ -327,6 +337,7 @@ impl Model {
             pass,
             buffers,
             fixed_routes: None,
+            moce,
         })
     }
 
@@ -365,11 +376,13 @@ impl Model {
     /// # Errors
     /// When memory does not suffice.
     pub fn new_sequence(&mut self) -> Result<Sequence, ModelError> {
+        let residency = self.moce.as_ref().map(MoceRouter::residency).unwrap_or_default();
         let mut sequence = Sequence {
             tokens: 0,
             window: Vec::new(),
             states: Vec::new(),
             ple_state: None,
+            residency,
             is_torn: false,
             lineage: Lineage::new(),
             remembered: None,
@@ -402,6 +415,7 @@ impl Model {
     pub fn reset(&mut self, sequence: &mut Sequence) {
         sequence.all_states().for_each(|state| self.backend.reset_state(state));
         sequence.window.clear();
+        sequence.residency.clear();
         sequence.go_back(0);
     }
 

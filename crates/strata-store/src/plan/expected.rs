@@ -36,7 +36,8 @@ pub fn touched_experts(experts: u64, top_k: u64, tokens: u64) -> f64 {
     experts as f64 * (1.0 - missed.powf((tokens as f64).powf(CONCENTRATION)))
 }
 
-pub(super) fn expected(
+/// What a prompt of so many tokens may expect of the drive of `machine` under a plan that was made for the two.
+pub fn expected(
     shape: &ModelShape,
     machine: &MachineFacts,
     io_depth: u64,

@@ -13,7 +13,7 @@ mod tests;
 
 pub use error::PlanError;
 pub(crate) use expected::CONCENTRATION;
-pub use expected::{Expected, touched_experts};
+pub use expected::{Expected, expected, touched_experts};
 
 use crate::{Area, RowTable};
 
@@ -110,6 +110,8 @@ pub enum Limit {
     Memory,
     /// The arena asked for.
     Arena,
+    /// The arena that was found to be the fastest.
+    Calibrated,
     /// The memory of the machine.
     Machine,
     /// What other programs leave of it.

@@ -28,17 +28,17 @@ impl Load {
     /// Reads `files` by `kind`, at most `depth` at a time, and `memory_bytes` in all.
     ///
     /// # Errors
-    /// As [`open`].
+    /// As [`open`], and when there is no memory.
     ///
     /// # Panics
-    /// When there is no memory, or `depth` is out of range.
+    /// When `depth` is out of range.
     pub fn open(
         kind: ReaderKind,
         files: &[(PathBuf, File)],
         depth: usize,
         memory_bytes: usize,
     ) -> Result<Self, StoreError> {
-        let area = Arc::new(Area::allocate(memory_bytes).expect("memory for reads"));
+        let area = Arc::new(Area::allocate(memory_bytes).ok_or(StoreError::NoMemory { bytes: memory_bytes })?);
         let port = open(kind, files, std::slice::from_ref(&area), depth)?;
         let names = files.iter().map(|(path, _)| path.clone()).collect();
         Ok(Self { queue: ReadQueue::new(port, names), area })

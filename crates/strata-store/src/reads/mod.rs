@@ -2,7 +2,7 @@
 //!
 //! Owns: what is under way, and how far each read has come. Promises: memory that a read was started into is filled with
 //! the wanted range before the read is reported as done; short reads go on, one error of a read is forgiven, the second is
-//! reported with file, offset, wanted and got; a read that does not end is reported by the watchdog.
+//! reported with file, offset, wanted and got; when no read ends any more, the watchdog reports the oldest.
 //! Refuses: to know what is read, or to decide what is read next.
 
 #[cfg(any(test, feature = "faulty-reads"))]
@@ -77,8 +77,11 @@ pub struct ReadQueue {
     port: Box<dyn Port>,
     /// Names of the files, for errors.
     files: Vec<PathBuf>,
-    /// A read that takes longer is reported.
+    /// When nothing has come for so long, the oldest read is reported.
     stuck_after: Duration,
+    /// When a read was started or a part of one ended last: a slow drive that still answers is not stuck, however many reads
+    /// wait for it.
+    moved: Instant,
     reads: Vec<Option<UnderWay>>,
     free: Vec<u32>,
     ended: Vec<Ended>,
@@ -101,7 +104,7 @@ struct UnderWay {
 unsafe impl Send for ReadQueue {}
 
 impl ReadQueue {
-    /// How long a read may take before it is reported as stuck.
+    /// How long a drive may give nothing before it is reported as stuck.
     pub const STUCK_AFTER: Duration = Duration::from_secs(30);
 
     /// Reads through `port`, whose files have these names.
@@ -110,6 +113,7 @@ impl ReadQueue {
         Self {
             files,
             stuck_after: Self::STUCK_AFTER,
+            moved: Instant::now(),
             reads: std::iter::repeat_with(|| None).take(depth).collect(),
             free: (0..depth as u32).rev().collect(),
             ended: Vec::with_capacity(depth),
@@ -164,6 +168,7 @@ impl ReadQueue {
         // Direct reads begin at a page: a part of one that has come is read again.
         read.part_start = read.got_bytes - read.got_bytes % PAGE_BYTES;
         read.since = Instant::now();
+        self.moved = read.since;
         let FileRange { file, offset, .. } = read.range;
         let port_read = PortRead {
             id,
@@ -188,14 +193,17 @@ impl ReadQueue {
     /// Appends reads that have ended to `done`; when there are none and `wait` is set, waits for one.
     ///
     /// # Errors
-    /// When the system refuses altogether, or a read that is waited for does not end. It goes on, then, and its memory
-    /// still belongs to it.
+    /// When the system refuses altogether, or no read ends for as long as patience lasts. They go on, then, and their memory
+    /// still belongs to them.
     pub fn take(&mut self, wait: bool, done: &mut Vec<Done>) -> Result<(), StoreError> {
         let before = done.len();
         loop {
             let patience = if wait { self.patience() } else { Duration::ZERO };
             let mut ended = std::mem::take(&mut self.ended);
             let result = self.port.take(patience, &mut ended);
+            if !ended.is_empty() {
+                self.moved = Instant::now();
+            }
             for Ended { id, result } in ended.drain(..) {
                 if let Some(result) = self.end(id, result) {
                     done.push(result);
@@ -214,17 +222,13 @@ impl ReadQueue {
         }
     }
 
-    fn oldest(&self) -> Option<&UnderWay> {
-        self.reads.iter().flatten().min_by_key(|read| read.since)
-    }
-
-    /// How long to wait for the oldest read.
+    /// How long to wait for the next part of a read to end.
     fn patience(&self) -> Duration {
-        self.oldest().map_or(Duration::ZERO, |oldest| self.stuck_after.saturating_sub(oldest.since.elapsed()))
+        self.stuck_after.saturating_sub(self.moved.elapsed())
     }
 
     fn stuck(&self) -> StoreError {
-        let oldest = self.oldest().expect("a read under way");
+        let oldest = self.reads.iter().flatten().min_by_key(|read| read.since).expect("a read under way");
         StoreError::Stuck {
             file: self.files[oldest.range.file].clone(),
             offset: oldest.range.offset,

@@ -178,7 +178,9 @@ impl Port for Uring {
             }
             let left = Timespec::from(left);
             match self.ring.submitter().submit_with_args(1, &SubmitArgs::new().timespec(&left)) {
-                Err(error) if !is_busy(&error) && !is_early(&error) => return Err(error),
+                // It has not waited then.
+                Err(error) if is_busy(&error) => std::thread::sleep(Duration::from_millis(1)),
+                Err(error) if !is_early(&error) => return Err(error),
                 _ => {}
             }
         }

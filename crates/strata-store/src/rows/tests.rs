@@ -6,6 +6,7 @@ use proptest::prelude::*;
 
 use super::{RowTable, TablePlace};
 use crate::reads::memory::{Files, POISON};
+use crate::timeline::{Lane, Timeline};
 use crate::{PAGE_BYTES, StoreError};
 
 /// A table in file 0, which ends where the table does.
@@ -92,6 +93,21 @@ fn reads_follow_the_file_and_pages_that_rows_share_are_read_once_a_strip() {
     let starts: Vec<usize> = bed.files.take_reads().into_iter().map(|(_, range)| range.start).collect();
     let once: Vec<usize> = (1..11).map(|page| page * PAGE_BYTES).collect();
     assert_eq!(starts, [once.clone(), once].concat());
+}
+
+#[test]
+fn a_timeline_has_the_bytes_of_every_row_once() {
+    let Bed { table, files, place } = Bed::new(100, 40, 500, 4, 2);
+    let timeline = Timeline::with_room(100);
+    let mut bed = Bed { table: table.recorded(timeline.clone()), files, place };
+    timeline.begin();
+    let ids: Vec<u64> = (0..130).map(|i| i * 7 % 500).collect();
+    bed.table.begin(&ids, 50).unwrap();
+    bed.check_pass(&ids, 50);
+    timeline.end();
+    let spans = timeline.take().spans;
+    let bytes: Vec<u64> = spans.iter().filter(|span| span.lane == Lane::NgramRows).map(|span| span.bytes).collect();
+    assert_eq!((bytes.len(), bytes.iter().sum::<u64>()), (3, 130 * 40), "{bytes:?}");
 }
 
 #[test]

@@ -100,8 +100,8 @@ impl Sub for Forecasts {
 pub struct Counts {
     /// Look-ups of experts that were in memory without a read by this pass.
     pub resident: Tally,
-    /// Look-ups whose read was queued by a forecast, or had been started, when the layer was closed; in a pass of a few
-    /// rows, started by a forecast.
+    /// Look-ups whose read was queued by a forecast, or had been started, when the last strip of the layer was routed; in
+    /// a pass of a few rows, started by a forecast.
     pub ahead: Tally,
     /// All other look-ups.
     pub missed: Tally,

@@ -22,6 +22,7 @@ impl Scheduler {
         self.kind = kind;
         self.pass += 1;
         self.layer = 0;
+        self.strips = 0;
         self.is_closed = false;
     }
 
@@ -75,6 +76,7 @@ impl Scheduler {
             return Err(StoreError::NoSuchExpert(id));
         }
         let first = layer * self.limits.experts;
+        self.strips += 1;
         for Demand { expert, tokens } in experts {
             let number = first + expert;
             let expert = &mut self.experts[number as usize];
@@ -87,6 +89,8 @@ impl Scheduler {
                     }
                     // What too few rows were expected to need was not queued.
                     expert.is_forecast &= expert.tokens >= self.forecast_min;
+                    let is_surprise = expert.slot.is_none() && !expert.is_forecast;
+                    expert.surprise = is_surprise.then_some(self.strips);
                     self.outstanding += 1;
                     expert.need = Need::Demand;
                     expert.tokens = *tokens;
@@ -140,6 +144,8 @@ impl Scheduler {
             Some(slot) if self.kind == PassKind::Decode && self.slots[slot as usize].class == Class::Demand => {
                 &mut self.counts.missed
             }
+            // The last strip asked for it: its read, should it be under way, has only just been started.
+            _ if expert.surprise == Some(self.strips) => &mut self.counts.missed,
             Some(_) => &mut self.counts.ahead,
             None if expert.is_forecast => &mut self.counts.ahead,
             None => &mut self.counts.missed,
@@ -165,6 +171,7 @@ impl Scheduler {
         }
         self.drop_wanted(layer);
         self.layer += 1;
+        self.strips = 0;
         self.is_closed = false;
     }
 

@@ -183,6 +183,8 @@ struct Expert {
     is_forecast: bool,
     /// It is in the list of what its layer wants.
     is_listed: bool,
+    /// The strip that demanded it first, when nobody had asked for it before.
+    surprise: Option<u32>,
     is_hot: bool,
     /// The logarithm, to base 2, of its uses in decode: one in pass 0 counts 1, and later ones more.
     log_uses: f64,
@@ -256,6 +258,8 @@ pub struct Scheduler {
     is_in_pass: bool,
     /// The layer at hand.
     layer: u32,
+    /// Strips of it that were routed.
+    strips: u32,
     is_closed: bool,
     /// Demanded experts that have not been handed out.
     outstanding: u32,
@@ -295,6 +299,7 @@ impl Scheduler {
             tokens: 0,
             is_forecast: false,
             is_listed: false,
+            surprise: None,
             is_hot: false,
             log_uses: f64::NEG_INFINITY,
             failed_in_pass: None,
@@ -327,6 +332,7 @@ impl Scheduler {
             pass: 0,
             is_in_pass: false,
             layer: 0,
+            strips: 0,
             is_closed: false,
             outstanding: 0,
             unread_demand: 0,
@@ -394,6 +400,16 @@ impl Scheduler {
     pub fn resident(&self) -> impl Iterator<Item = (ExpertId, SlotId)> {
         let slots = (0..).zip(&self.slots).filter(|(_, slot)| slot.state == SlotState::Resident);
         slots.map(|(index, slot)| (self.id(slot.expert), SlotId { index, generation: slot.generation }))
+    }
+
+    /// Whether any slot is out.
+    pub fn is_any_out(&self) -> bool {
+        self.slots.iter().any(|slot| slot.pins > 0)
+    }
+
+    /// Whether an expert is in memory.
+    pub fn holds(&self, id: ExpertId) -> bool {
+        self.number(id).is_some_and(|number| self.is_resident(number))
     }
 
     /// Slots that the arena has.

@@ -33,12 +33,12 @@ impl Scheduler {
     }
 
     fn next_ahead(&self) -> Option<u32> {
-        let layer = self.unread_ahead.iter().position(|unread| *unread > 0)? as u32;
-        if self.ahead.is_of(layer) {
-            self.next_choice(layer)
-        } else {
-            self.most_wanted(layer, Need::Forecast, self.forecast_min)
-        }
+        // Guesses of a layer that are not sure enough to be read keep no other layer waiting.
+        let mut layers = (0..).zip(&self.unread_ahead).filter(|(_, unread)| **unread > 0).map(|(layer, _)| layer);
+        layers.find_map(|layer| match self.ahead.is_of(layer) {
+            true => self.next_choice(layer),
+            false => self.most_wanted(layer, Need::Forecast, self.forecast_min),
+        })
     }
 
     /// The member of the hot set to be loaded next.

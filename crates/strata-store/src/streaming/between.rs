@@ -38,7 +38,11 @@ impl StreamingStore {
     ///
     /// # Errors
     /// When reads under way do not end.
+    ///
+    /// # Panics
+    /// When slots are out.
     pub fn start_over(&mut self) -> Result<(), StoreError> {
+        self.check_none_is_out();
         self.profile = self.usage.clone();
         self.forget_all()
     }
@@ -48,7 +52,11 @@ impl StreamingStore {
     ///
     /// # Errors
     /// When reads under way do not end.
+    ///
+    /// # Panics
+    /// When slots are out.
     pub fn forget_all(&mut self) -> Result<(), StoreError> {
+        self.check_none_is_out();
         self.settle()?;
         let mut scheduler = scheduler(&self.records, self.slots(), self.options, &self.profile)?;
         std::mem::swap(&mut scheduler, &mut self.scheduler);
@@ -76,11 +84,12 @@ impl StreamingStore {
     /// When there would be fewer slots than [`Limits::least_slots`](crate::scheduler::Limits::least_slots), or reads under way do not end. Nothing has changed then.
     ///
     /// # Panics
-    /// When a pass is under way.
+    /// When a pass is under way, or slots are out that stand for others ([`set_fake`](Self::set_fake)).
     pub fn shrink(&mut self, slots: usize) -> Result<(), StoreError> {
         if slots >= self.slots() {
             return Ok(());
         }
+        self.check_no_fake_is_out();
         self.settle()?;
         self.scheduler.shrink(slots as u32)?;
         self.fake = None;

@@ -17,6 +17,8 @@ pub(super) struct Fake {
     turn: usize,
     /// Experts demanded, once each, and their rows.
     wanted: Vec<Demand>,
+    /// Slots that were handed out and are not back.
+    out: usize,
 }
 
 impl Fake {
@@ -38,8 +40,13 @@ impl Fake {
             let (held, slot) = of_kind[self.turn % of_kind.len()];
             self.turn += 1;
             let (area, parts) = arena.parts(&records.layers[held.layer as usize], held, slot.index);
+            self.out += 1;
             slots.push(Slot { id: ExpertId { layer, index }, slot, area, parts });
         }
+    }
+
+    pub(super) fn release(&mut self) {
+        self.out -= 1;
     }
 
     pub(super) fn abandon(&mut self) {
@@ -50,7 +57,11 @@ impl Fake {
 impl StreamingStore {
     /// From now on hands out any records of the right kind that are in memory, reading nothing; or ends that. `false` when
     /// a layer has no record of its kind in memory.
+    ///
+    /// # Panics
+    /// When slots are out.
     pub fn set_fake(&mut self, is_fake: bool) -> bool {
+        self.check_none_is_out();
         self.fake = None;
         if !is_fake {
             return true;
@@ -61,9 +72,20 @@ impl StreamingStore {
         let layers: Vec<Vec<_>> = (0..self.records.layers.len() as u32).map(of_kind).collect();
         let has_all = layers.iter().all(|slots| !slots.is_empty());
         if has_all {
-            self.fake = Some(Fake { layers, turn: 0, wanted: Vec::new() });
+            self.fake = Some(Fake { layers, turn: 0, wanted: Vec::new(), out: 0 });
         }
         has_all
+    }
+
+    /// What slots hold that are out must not be overwritten: another scheduler would not know of them.
+    pub(super) fn check_none_is_out(&self) {
+        assert!(!self.scheduler.is_any_out(), "slots are out");
+        self.check_no_fake_is_out();
+    }
+
+    /// The scheduler knows nothing of slots that stand for others.
+    pub(super) fn check_no_fake_is_out(&self) {
+        assert!(self.fake.as_ref().is_none_or(|fake| fake.out == 0), "slots are out");
     }
 
     /// Whether to remember which experts passes have to read, forgetting those known so far.
@@ -87,11 +109,11 @@ impl StreamingStore {
     }
 
     /// Reads the records of `experts` in this order into slots of the ring, as fast as the reader can, and gives the time
-    /// that it took. The ring is empty afterwards.
+    /// that it took. The ring is empty afterwards. When `is_stopped` says so, no more are read.
     ///
     /// # Errors
     /// When a record cannot be read.
-    pub fn replay(&mut self, experts: &[ExpertId]) -> Result<Duration, StoreError> {
+    pub fn replay(&mut self, experts: &[ExpertId], is_stopped: &dyn Fn() -> bool) -> Result<Duration, StoreError> {
         self.clear_ring()?;
         let mut free: Vec<u32> = self.scheduler.free_slots().collect();
         free.truncate(self.options.depth as usize);
@@ -102,7 +124,7 @@ impl StreamingStore {
         loop {
             let mut any = false;
             while let Some(slot) = free.pop() {
-                let Some(id) = waiting.next() else { break };
+                let Some(id) = waiting.next().filter(|_| !is_stopped()) else { break };
                 any = true;
                 let layer = &self.records.layers[id.layer as usize];
                 let reads: [(FileRange, *mut u8); Part::ALL.len()] = self.arena.reads(layer, id.index, slot);

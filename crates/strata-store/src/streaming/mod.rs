@@ -197,6 +197,11 @@ impl StreamingStore {
         self.scheduler.resident().count()
     }
 
+    /// Whether an expert is in memory.
+    pub fn holds(&self, expert: ExpertId) -> bool {
+        self.scheduler.holds(expert)
+    }
+
     /// How it reads, for people.
     pub fn describe_reader(&self) -> String {
         self.queue.describe()
@@ -462,9 +467,12 @@ impl ExpertStore for StreamingStore {
     }
 
     fn release(&mut self, slot: Slot) {
-        if self.fake.is_none() {
-            self.scheduler.release(slot.slot);
-            self.retire();
+        match &mut self.fake {
+            Some(fake) => fake.release(),
+            None => {
+                self.scheduler.release(slot.slot);
+                self.retire();
+            }
         }
     }
 

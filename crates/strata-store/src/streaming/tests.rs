@@ -350,7 +350,7 @@ fn a_replay_reads_what_a_pass_needed_and_nothing_else() {
     assert_eq!(needed.len() as u64 + counts.resident.records - before.resident.records, 40);
     bed.store.settle().unwrap();
     bed.files.take_reads();
-    bed.store.replay(&needed).unwrap();
+    bed.store.replay(&needed, &|| false).unwrap();
     let mut read: Vec<_> = bed.files.take_reads().into_iter().map(|(_, range)| range.start).collect();
     let parts = needed.iter().flat_map(|id| {
         bed.records.layers[id.layer as usize].parts.iter().map(|part| part.range(id.index).offset as usize)
@@ -360,10 +360,16 @@ fn a_replay_reads_what_a_pass_needed_and_nothing_else() {
     expected.sort_unstable();
     assert_eq!(read, expected);
 
+    // One that is stopped reads no more, and leaves nothing under way.
+    let looks = std::cell::Cell::new(0);
+    let is_stopped = || looks.replace(looks.get() + 1) >= 4;
+    bed.store.replay(&needed, &is_stopped).unwrap();
+    assert_eq!((bed.files.take_reads().len(), bed.store.queue.under_way()), (4 * 3, 0));
+
     // A replay that fails leaves nothing under way; the hot set is as it was.
     let bad = 33 + 10 * 8000 + 4 * 8000 + 4000;
     bed.files.spoil(Some(bad..bad + 1));
-    let error = bed.store.replay(&[ExpertId { layer: 0, index: 4 }]).unwrap_err();
+    let error = bed.store.replay(&[ExpertId { layer: 0, index: 4 }], &|| false).unwrap_err();
     assert!(matches!(error, StoreError::Read { offset: 112_033, .. }), "{error}");
     assert_eq!(bed.store.queue.under_way(), 0);
     bed.files.spoil(None);
@@ -405,6 +411,55 @@ fn fakes_are_valid_records_of_the_right_kind_and_cost_no_read() {
     assert_eq!((bed.files.take_reads().len(), *bed.store.counts()), (0, counts));
     assert!(bed.store.set_fake(false));
     bed.pass(PassKind::Prompt, &EVERY).unwrap();
+}
+
+/// A store that has handed a slot out: a real one, or one that stands for another.
+fn with_one_out(is_fake: bool) -> (Bed, Vec<Slot>) {
+    let mut bed = Bed::usual(12);
+    bed.pass(PassKind::Prompt, &EVERY).unwrap();
+    bed.pass(PassKind::Prompt, &[7]).unwrap();
+    bed.store.settle().unwrap();
+    assert!(bed.store.set_fake(is_fake));
+    bed.store.begin_pass(PassKind::Prompt);
+    bed.store.demand(0, &[Demand { expert: 1, tokens: 1 }]).unwrap();
+    bed.store.close(0);
+    let mut slots = Vec::new();
+    bed.store.ready(0, &mut slots).unwrap();
+    bed.store.abandon();
+    assert_eq!(slots.len(), 1);
+    (bed, slots)
+}
+
+#[test]
+#[should_panic(expected = "slots are out")]
+fn a_store_does_not_start_over_while_a_slot_is_out() {
+    let (mut bed, _slots) = with_one_out(false);
+    let _ = bed.store.start_over();
+}
+
+#[test]
+#[should_panic(expected = "slots are out")]
+fn a_slot_that_stands_for_another_is_not_forgotten() {
+    let (mut bed, _slots) = with_one_out(true);
+    bed.store.set_fake(false);
+}
+
+#[test]
+#[should_panic(expected = "slots are out")]
+fn an_arena_does_not_shrink_under_a_slot_that_stands_for_another() {
+    let (mut bed, _slots) = with_one_out(true);
+    let _ = bed.store.shrink(9);
+}
+
+#[test]
+fn slots_that_came_back_stand_in_nobodys_way() {
+    for is_fake in [false, true] {
+        let (mut bed, slots) = with_one_out(is_fake);
+        slots.into_iter().for_each(|slot| bed.store.release(slot));
+        assert!(bed.store.set_fake(false));
+        bed.store.start_over().unwrap();
+        bed.pass(PassKind::Prompt, &EVERY).unwrap();
+    }
 }
 
 #[test]

@@ -37,6 +37,8 @@ pub(crate) struct Mirror {
     layer: u32,
     is_closed: bool,
     demanded: BTreeMap<u32, u32>,
+    /// Of these, what the last strip was the first to ask for, and was neither expected nor in a slot.
+    surprises: BTreeSet<u32>,
     served: BTreeSet<u32>,
     forecast: BTreeMap<ExpertId, u32>,
     /// What was expected in this pass before it was demanded, and has not given way since.
@@ -83,6 +85,7 @@ impl Mirror {
             layer: 0,
             is_closed: false,
             demanded: BTreeMap::new(),
+            surprises: BTreeSet::new(),
             served: BTreeSet::new(),
             forecast: BTreeMap::new(),
             was_forecast: BTreeSet::new(),
@@ -115,6 +118,7 @@ impl Mirror {
         self.layer = layer;
         self.is_closed = false;
         self.demanded.clear();
+        self.surprises.clear();
         self.served.clear();
     }
 
@@ -156,6 +160,11 @@ impl Mirror {
     }
 
     pub(crate) fn demand(&mut self, experts: &[Demand]) {
+        let is_surprise = |index: &u32| {
+            let id = ExpertId { layer: self.layer, index: *index };
+            !self.demanded.contains_key(index) && !self.was_forecast.contains(&id) && self.holder(id).is_none()
+        };
+        self.surprises = experts.iter().map(|demand| demand.expert).filter(is_surprise).collect();
         for Demand { expert, tokens } in experts {
             *self.demanded.entry(*expert).or_insert(0) += tokens;
             self.forecast.remove(&ExpertId { layer: self.layer, index: *expert });
@@ -173,6 +182,7 @@ impl Mirror {
                 Some(held) if held.content == Content::Filled && held.read_in_pass != self.pass => 0,
                 Some(held) if held.content == Content::Filled && held.class == Class::HotSet => 0,
                 Some(held) if held.class == Class::Demand && self.kind == PassKind::Decode => 2,
+                _ if self.surprises.contains(index) => 2,
                 Some(_) => 1,
                 None if self.was_forecast.contains(&id) => 1,
                 None => 2,

@@ -107,6 +107,21 @@ fn demand_overtakes_read_ahead_and_most_tokens_go_first() {
 }
 
 #[test]
+fn guesses_that_are_not_sure_keep_no_other_layer_waiting() {
+    use Class::ReadAhead as A;
+    let mut s = scheduler(30, 4, &[]);
+    s.set_forecast_min(3);
+    s.begin_pass(PassKind::Prompt);
+    s.forecast(0, &demands(&[(1, 2), (2, 3)]));
+    s.forecast(1, &demands(&[(5, 9), (6, 1)]));
+    assert_eq!(order(&reads(&mut s)), [(A, 0, 2), (A, 1, 5)]);
+    // They are read when they are sure enough, the nearer layer first.
+    s.forecast(1, &demands(&[(6, 2)]));
+    s.set_forecast_min(1);
+    assert_eq!(order(&reads(&mut s)), [(A, 0, 1), (A, 1, 6)]);
+}
+
+#[test]
 fn read_ahead_becomes_demand_or_is_dropped() {
     let mut s = scheduler(30, 3, &[]);
     s.begin_pass(PassKind::Prompt);
@@ -135,6 +150,24 @@ fn read_ahead_becomes_demand_or_is_dropped() {
     assert_eq!(s.next_read(), None);
     s.close(0);
     assert_eq!(s.counts().resident.records, 2);
+}
+
+#[test]
+fn what_the_last_strip_is_the_first_to_ask_for_is_missed_although_its_read_has_begun() {
+    let mut s = scheduler(30, 8, &[]);
+    s.begin_pass(PassKind::Prompt);
+    s.forecast(0, &demands(&[(1, 1)]));
+    // Two strips: 2 is read beside the second one, 3 and 4 nobody expected before it.
+    s.demand(0, &demands(&[(1, 1), (2, 1)])).unwrap();
+    assert_eq!(reads(&mut s).len(), 2);
+    s.demand(0, &demands(&[(2, 1), (3, 1), (4, 1)])).unwrap();
+    let started = reads(&mut s);
+    assert_eq!(order(&started).iter().map(|r| r.2).collect::<Vec<_>>(), [3, 4]);
+    // However fast the drive is.
+    s.read_done(started[0].slot);
+    s.close(0);
+    let records = |s: &Scheduler| [s.counts().resident, s.counts().ahead, s.counts().missed].map(|tally| tally.records);
+    assert_eq!(records(&s), [0, 2, 2]);
 }
 
 #[test]

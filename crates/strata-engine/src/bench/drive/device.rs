@@ -113,6 +113,7 @@ mod tests {
         Some(Device { name, is_rotational: Some(is_rotational), is_removable: Some(is_removable) })
     }
 
+    /// Field report 28: drives that turn or hang on a cable are known.
     #[test]
     fn partitions_usb_encrypted_and_numbered_drives_are_found() {
         let solid = [("queue/rotational", "0\n"), ("removable", "0\n")];

@@ -31,6 +31,8 @@ pub struct DriveBench {
     /// `None`: the system does not tell what it has in memory.
     cache: Option<PageCache>,
     fresh: Fresh,
+    /// Whether much of the file is not on the drive.
+    has_holes: bool,
 }
 
 struct Way {
@@ -70,6 +72,8 @@ pub enum Doubt {
     AboveDirect,
     /// All of the file had been read before: the drive may have had some of it in memory.
     Repeated,
+    /// Much of the file is not on the drive: it was never written, or its file system compresses it.
+    Holes,
 }
 
 impl Doubt {
@@ -80,6 +84,7 @@ impl Doubt {
             Self::Cached => "cached, not certified",
             Self::AboveDirect => "above direct reads, not certified",
             Self::Repeated => "repeated, not certified",
+            Self::Holes => "holes, or compressed, not certified",
         }
     }
 }
@@ -113,6 +118,8 @@ impl DriveBench {
     /// One measurement reads at most one of so many parts of the file, unless it needs more to begin with: those of one
     /// length fit into a file of 4 GiB.
     const SHARES: usize = 100;
+    /// The most bytes of a file that are measured, from its start: a table of its pages is kept.
+    const MOST_FILE_BYTES: u64 = 1 << 40;
     /// A smaller number of reads at a time is as good as a larger one that gives so much more, relative to it.
     pub const AS_GOOD: f64 = 0.03;
 
@@ -121,13 +128,14 @@ impl DriveBench {
     /// # Errors
     /// When it cannot be read, or is too short for any read.
     pub fn open(path: &Path, file: File) -> Result<Self, EngineError> {
-        let len_bytes = file.metadata().map_err(|error| unusable(path, &error.to_string()))?.len();
+        let about = file.metadata().map_err(|error| unusable(path, &error.to_string()))?;
+        let len_bytes = about.len();
         if len_bytes < PAGE_BYTES as u64 {
             return Err(unusable(path, "it is too short to measure a drive with"));
         }
         let files = [(path.to_owned(), file)];
         let mut cache = PageCache::of(path, &files[0].1).ok();
-        let mut fresh = Fresh::new(len_bytes);
+        let mut fresh = Fresh::new(len_bytes.min(Self::MOST_FILE_BYTES));
         let depth = Self::DEPTHS[Self::DEPTHS.len() - 1];
         // Windows of whole pages: every length is one.
         let memory_bytes = Self::MAX_BYTES_AT_A_TIME;
@@ -145,7 +153,7 @@ impl DriveBench {
                 Err(error) => return Err(ModelError::from(error).into()),
             }
         }
-        Ok(Self { device: Device::of(path), ways, cache, fresh })
+        Ok(Self { device: Device::of(path), ways, cache, fresh, has_holes: has_holes(&about) })
     }
 
     /// How it reads, by each way, for people.
@@ -201,10 +209,11 @@ impl DriveBench {
         time: Duration,
         stop: &Stop,
     ) -> Result<Option<DriveRate>, EngineError> {
-        let Self { ways, cache, fresh, .. } = self;
+        let Self { ways, cache, fresh, has_holes, .. } = self;
         let Way { kind, load, is_direct } = &mut ways[way];
         let is_buffered = !*is_direct;
-        let mut doubt = (is_buffered && *kind != ReaderKind::Buffered).then_some(Doubt::NotDirect);
+        let mut doubt = has_holes.then_some(Doubt::Holes);
+        doubt = (is_buffered && *kind != ReaderKind::Buffered).then_some(Doubt::NotDirect).or(doubt);
         let (begin, mut started, mut has_dropped) = (Instant::now(), 0, false);
         // Enough to see the drive at work; what is left of a small file is for the others.
         let most = (2 * depth).max((fresh.len_bytes / read_bytes as u64) as usize / Self::SHARES);
@@ -253,6 +262,13 @@ pub fn best<'a>(rates: impl Iterator<Item = &'a DriveRate> + Clone) -> Option<&'
     let most = certain.clone().map(|rate| rate.bytes_per_second).fold(0.0, f64::max);
     let nearly = certain.filter(|rate| rate.bytes_per_second >= most * (1.0 - DriveBench::AS_GOOD));
     nearly.min_by_key(|rate| rate.depth)
+}
+
+/// Whether a sixteenth of a file or more is not on the drive.
+fn has_holes(about: &std::fs::Metadata) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    const BLOCK_BYTES: u64 = 512;
+    about.blocks().saturating_mul(BLOCK_BYTES) < about.len() - about.len() / 16
 }
 
 /// Whether reads by `load` leave nothing in the system's memory.

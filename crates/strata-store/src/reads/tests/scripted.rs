@@ -40,6 +40,9 @@ struct Scripted {
     is_released: Arc<Mutex<bool>>,
     /// Chooses which reads end next.
     order: u64,
+    /// Time from the end of a read to that of the next, and when one ended last.
+    pace: Duration,
+    last_end: Instant,
 }
 
 impl Scripted {
@@ -52,6 +55,8 @@ impl Scripted {
             depth,
             is_released: Arc::default(),
             order: 1,
+            pace: Duration::ZERO,
+            last_end: Instant::now(),
         }
     }
 
@@ -114,6 +119,11 @@ impl Port for Scripted {
             std::thread::sleep(wait.min(Duration::from_millis(5)));
             return Ok(());
         }
+        std::thread::sleep(self.pace.saturating_sub(self.last_end.elapsed()).min(wait));
+        if self.last_end.elapsed() < self.pace {
+            return Ok(());
+        }
+        self.last_end = Instant::now();
         self.order = self.order.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         let (read, step) = self.under_way.swap_remove(can[(self.order >> 33) as usize % can.len()]);
         let result = self.end(&read, step);
@@ -304,6 +314,17 @@ fn what_ended_while_nobody_looked_is_not_stuck() {
         queue.take(true, &mut done).unwrap();
         assert!(done[0].result.is_ok());
     }
+}
+
+/// Many reads at a time from a slow drive: the last one takes longer than the patience, but the drive answers all the time.
+#[test]
+fn a_slow_drive_is_not_stuck_while_it_answers() {
+    let mut port = Scripted::new(9000, vec![vec![]; 12], 12);
+    (port.pace, port.last_end) = (Duration::from_millis(15), Instant::now());
+    let start = Instant::now();
+    let all = run(port.queue().with_patience(Duration::from_millis(60)), &[(10, 8000); 12]);
+    assert!(start.elapsed() >= 12 * Duration::from_millis(15));
+    assert!(all.iter().all(|(done, bytes)| done.result.is_ok() && *bytes == content(9000)[10..8010]));
 }
 
 /// What happens to a read before it gives the rest: bytes that it gains, interruptions, and errors.

@@ -1,0 +1,103 @@
+//! What the last run of a model took, and what it had been expected to take.
+
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use strata_gguf::Gguf;
+
+use crate::{Engine, EngineError, Rates, Work, kept};
+
+const KIND: &str = "run";
+
+/// A run of a model. Nothing of its text is kept.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+pub struct LastRun {
+    /// The command, as in `run`.
+    pub command: String,
+    /// When it was, as in `2026-11-30`.
+    pub date: String,
+    /// The arena that it had.
+    pub arena_bytes: u64,
+    /// Its prompt.
+    pub prompt: Option<Took>,
+    /// The tokens that came one by one.
+    pub decode: Option<Took>,
+}
+
+/// Tokens and their time.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
+pub struct Took {
+    /// How many.
+    pub tokens: usize,
+    /// Seconds of all.
+    pub seconds: f64,
+    /// Seconds that were expected before; `None`: nothing had been measured yet.
+    pub expected_seconds: Option<f64>,
+}
+
+impl Took {
+    /// How much longer it took than expected, relative to that: 0.1 is a tenth more.
+    pub fn off(&self) -> Option<f64> {
+        self.expected_seconds.filter(|expected| *expected > 0.0).map(|expected| self.seconds / expected - 1.0)
+    }
+}
+
+impl LastRun {
+    pub(crate) fn load(gguf: &Gguf) -> Option<Self> {
+        kept::load(gguf, KIND)
+    }
+
+    /// That of a model file, if there was one.
+    ///
+    /// # Errors
+    /// When the file is no GGUF file, or is damaged.
+    pub fn of(path: &Path) -> Result<Option<Self>, EngineError> {
+        Ok(Self::load(&Gguf::open(path)?))
+    }
+}
+
+impl Engine {
+    /// Keeps what a run took: tokens and seconds of its prompt, and of the tokens that came one by one. Runs of neither
+    /// are not kept.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn save_run(
+        &self,
+        command: &str,
+        prompt: Option<(usize, f64)>,
+        decode: Option<(usize, f64)>,
+    ) -> Result<(), EngineError> {
+        let [prompt, decode] = [prompt, decode].map(|part| part.filter(|(tokens, _)| *tokens > 0));
+        if prompt.is_none() && decode.is_none() {
+            return Ok(());
+        }
+        let rates = Rates::load(&self.gguf);
+        let work = Work::planned(&self.gguf, self.path(), &self.options, self.plan().clone())?;
+        let took =
+            |(tokens, seconds): (usize, f64), expected_seconds: Option<f64>| Took { tokens, seconds, expected_seconds };
+        let expected_prompt = |tokens| Some(work.prompt(tokens, rates.as_ref()?)?.most_s());
+        let expected_decode = |tokens| Some(tokens as f64 * work.token_s(rates.as_ref()?)?);
+        let run = LastRun {
+            command: command.to_owned(),
+            date: kept::today(),
+            arena_bytes: self.plan().arena_bytes,
+            prompt: prompt.map(|part| took(part, expected_prompt(part.0))),
+            decode: decode.map(|part| took(part, expected_decode(part.0))),
+        };
+        kept::save(&self.gguf, KIND, &run)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn field_report_16_the_error_of_a_prediction_is_relative_to_it() {
+        let took = |expected_seconds| Took { tokens: 4, seconds: 3.0, expected_seconds };
+        assert_eq!(took(Some(2.0)).off(), Some(0.5));
+        assert_eq!(took(Some(4.0)).off(), Some(-0.25));
+        assert_eq!((took(None).off(), took(Some(0.0)).off()), (None, None));
+    }
+}
