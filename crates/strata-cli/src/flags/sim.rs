@@ -154,7 +154,7 @@ pub(crate) struct SimPolicyFlags {
 #[derive(Debug, Subcommand)]
 pub(crate) enum TraceCommand {
     /// Record which experts a text uses, and what was forecast.
-    Record(TraceRecordFlags),
+    Record(Box<TraceRecordFlags>),
     /// Look up what was recorded token by token in the arena and in other caches, and count what is missing.
     Replay(TraceReplayFlags),
 }
