@@ -30,8 +30,9 @@ pub(crate) fn run(flags: &RunFlags) -> Result<(), CliError> {
     recorder.begin();
     let generated = stream(&mut engine, &mut session, &ids, &options)?;
     recorder.end();
-    setup::save_usage(&mut engine);
+    // What was expected of the run does not know what it used.
     setup::save_generated(&engine, "run", &generated);
+    setup::save_usage(&mut engine);
     writeln!(std::io::stdout())?;
     note::line(summary(&generated));
     if let Some(line) = streamed_summary(&mut engine) {

@@ -203,7 +203,7 @@ impl Engine {
     ) -> Result<Self, EngineError> {
         let gguf = Gguf::open(path)?;
         let mut options = options.clone();
-        options.model.draft_head = options.drafts.open_head(&gguf)?;
+        options.model.draft_head = options.drafts.open_head(&gguf, options.model.gdn_form)?;
         let turn = options.heeds_user_files.then(Turn::take);
         let plan = plan_of(&gguf, path, &options, None)?;
         let entry = if turn.is_some() { Entry::make(path, plan.total_bytes()) } else { None };

@@ -4,11 +4,11 @@ use std::path::Path;
 
 use strata_backend::{Arithmetic, Isa, KvType};
 use strata_gguf::Gguf;
-use strata_model::qwen4exp::{Config, add_draft_head, memory_shape, window_bytes};
+use strata_model::qwen4exp::{Config, add_draft_head, checkpoint_bytes, memory_shape, window_bytes};
 use strata_store::plan::{Drive, Limit, MachineFacts, ModelShape, Plan, Request};
 
 use crate::running::{self, Other};
-use crate::{Calibration, DraftKind, EngineError, EngineOptions, Machine, Memory};
+use crate::{Calibration, DraftKind, EngineError, EngineOptions, Machine, Memory, Route};
 
 /// The plan by which a file's model would be opened on this machine. `drive_bytes_per_second` is what the drive reads, if
 /// that is known.
@@ -73,15 +73,20 @@ impl Question {
             add_draft_head(&mut shape, gguf, &config, head, strip_rows, kv).map_err(load)?;
         }
         if options.drafts.kind != DraftKind::Off {
-            shape.state_bytes += window_bytes(&config);
+            shape.state_bytes = shape.state_bytes.saturating_add(window_bytes(&config));
+        }
+        if options.route == Route::Cached && options.moce.kl_every > 0 {
+            shape.state_bytes = shape.state_bytes.saturating_add(checkpoint_bytes(&config));
         }
         // The latency of a drive is not known before it is measured.
         let drive = drive_bytes_per_second.map(|bytes_per_second| Drive { bytes_per_second, latency_ns: 0 });
         let threads = if options.threads == 0 { None } else { Some(options.threads as u64) };
         let mut machine = facts(&Machine::detect(), threads, drive);
         if options.heeds_user_files {
-            let promised_bytes: u64 = running::others().iter().map(Other::to_come_bytes).sum();
-            machine.available_bytes = machine.available_bytes.map(|bytes| bytes.saturating_sub(promised_bytes));
+            let promised = running::others().iter().map(Other::to_come_bytes).fold(0, u64::saturating_add);
+            machine.available_bytes = machine.available_bytes.map(|bytes| bytes.saturating_sub(promised));
+            // They may be in the same group.
+            machine.group_used_bytes = machine.group_used_bytes.saturating_add(promised);
         }
         let request = Request {
             memory_bytes: options.memory_bytes,

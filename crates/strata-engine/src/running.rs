@@ -76,7 +76,9 @@ fn others_in(folder: &Path) -> Vec<Other> {
                 let Some(Said { pid, model, plan_bytes }) = said.filter(|said| said.pid != std::process::id()) else {
                     continue;
                 };
-                others.push(Other { pid, model, plan_bytes, held_bytes: Memory::held_bytes(pid).unwrap_or(0) });
+                // Who cannot be looked at is taken to have what it was promised.
+                let held_bytes = Memory::held_bytes(pid).unwrap_or(plan_bytes);
+                others.push(Other { pid, model, plan_bytes, held_bytes });
             }
             // The system has no such locks: nobody is known.
             Err(TryLockError::Error(_)) => {}

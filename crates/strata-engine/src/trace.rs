@@ -94,7 +94,7 @@ impl Recorder<'_> {
         self.is_decode = true;
         let mut take = |engine: &mut Engine, id: u32, logits: &mut Vec<f32>| {
             logits.clear();
-            engine.model.forward(sequence, &[id], Rows::Last, logits, self)
+            engine.model.decode(sequence, &[id], Rows::Last, logits, self)
         };
         match then {
             Then::Given(ids) => Ok(ids.iter().try_for_each(|id| take(engine, *id, &mut logits))?),

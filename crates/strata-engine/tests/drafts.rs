@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
 use strata_engine::{
-    DraftKind, DraftOptions, Engine, EngineError, EngineOptions, Finish, GenerateOptions, Generated, SamplerParams,
-    Stop,
+    DraftKind, DraftOptions, Engine, EngineError, EngineOptions, Finish, GdnForm, GenerateOptions, Generated,
+    SamplerParams, Stop,
 };
 use strata_gguf::{Gguf, GgufWriter, Metadata, NewTensor, TensorType, Value};
 
@@ -132,6 +132,11 @@ fn drafts_change_no_text() {
     options.drafts.kind = DraftKind::Mtp;
     let error = Engine::open(&mini(), &options).err().unwrap();
     assert!(matches!(&error, EngineError::Unusable(text) if text.contains("no draft head")), "{error}");
+    // Where it would change the text, there are none.
+    options.drafts.kind = DraftKind::Lookup;
+    options.model.gdn_form = GdnForm::Chunked;
+    let error = Engine::open(&mini(), &options).err().unwrap();
+    assert!(matches!(&error, EngineError::Unusable(text) if text.contains("chunked")), "{error}");
 }
 
 #[test]

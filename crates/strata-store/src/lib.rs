@@ -71,8 +71,8 @@ pub trait ExpertStore: Send {
     /// The layers of a pass follow.
     fn begin_pass(&mut self, kind: PassKind);
 
-    /// The pass leaves out the layers before this one. For a store that has no order of layers that is nothing to it.
-    fn skip_to(&mut self, _layer: u32) {}
+    /// The pass leaves out the layers before this one.
+    fn skip_to(&mut self, layer: u32);
 
     /// Rows of `layer` were routed to these experts. May be called again with more rows before the layer is closed.
     ///

@@ -64,7 +64,7 @@ pub(super) fn check(report: &mut Report, flags: &DoctorFlags, stop: &Stop) -> Re
     };
     let drive_bytes_per_second = files(report, &work, stop)?;
     planned(report, &work, &path)?;
-    let mut engine = match open_small(&path, &options, work.plan()) {
+    let mut engine = match open_small(&path, &options, work.plan(), stop) {
         Ok(engine) => engine,
         Err(error) if error.is_cancelled() => return Err(error.into()),
         Err(error) => {
@@ -81,13 +81,13 @@ pub(super) fn check(report: &mut Report, flags: &DoctorFlags, stop: &Stop) -> Re
 }
 
 /// The model with a small arena, in which computation alone can be measured.
-fn open_small(path: &Path, options: &EngineOptions, plan: &Plan) -> Result<Engine, EngineError> {
+fn open_small(path: &Path, options: &EngineOptions, plan: &Plan, stop: &Stop) -> Result<Engine, EngineError> {
     let mut options = options.clone();
     options.arena_bytes = Some(plan.arena_bytes.min(MEASURED_ARENA_BYTES.max(plan.smallest_slots * plan.slot_bytes)));
     options.model.context_tokens = Some(MEASURED_CONTEXT.min(plan.context_tokens as usize));
     options.pass_tokens = Some(MEASURED_PASS);
     let mut engine = Engine::open(path, &options)?;
-    engine.load_experts(|_, _| true)?;
+    engine.load_experts(|_, _| !stop.load(std::sync::atomic::Ordering::Relaxed))?;
     Ok(engine)
 }
 
@@ -95,7 +95,13 @@ fn open_small(path: &Path, options: &EngineOptions, plan: &Plan) -> Result<Engin
 fn files(report: &mut Report, work: &Work, stop: &Stop) -> Result<Option<f64>, CliError> {
     let mut places = Vec::new();
     for path in work.files() {
-        let place = FilePlace::of(path).map_err(|error| CliError::Failed(format!("{}: {error}", path.display())))?;
+        let place = match FilePlace::of(path) {
+            Ok(place) => place,
+            Err(error) => {
+                report.broken(format!("{}: {error}", path.display()), "it must be readable as long as a model is open");
+                return Ok(None);
+            }
+        };
         check_place(report, path, &place);
         places.push((path, place));
     }

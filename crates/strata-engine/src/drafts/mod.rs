@@ -19,7 +19,7 @@ use strata_model::qwen4exp::{DECODE_ROWS, DraftHead, Rows, StreamsNorm, has_draf
 use self::lookup::Lookup;
 use self::worth::Worth;
 use crate::generate::Stoppable;
-use crate::{Engine, EngineError, Session, Stop};
+use crate::{Engine, EngineError, GdnForm, Session, Stop};
 
 /// The most drafts of a pass: with the token before them they are what counts as writing, not as a prompt.
 pub const MOST_DRAFTS: usize = DECODE_ROWS - 1;
@@ -59,7 +59,12 @@ impl Default for DraftOptions {
 
 impl DraftOptions {
     /// The draft head that these options want of a model, if any.
-    pub(crate) fn open_head(&self, gguf: &Gguf) -> Result<Option<DraftHead>, EngineError> {
+    pub(crate) fn open_head(&self, gguf: &Gguf, gdn_form: GdnForm) -> Result<Option<DraftHead>, EngineError> {
+        if self.kind != DraftKind::Off && gdn_form == GdnForm::Chunked {
+            let problem = "drafts need the recurrent form of DeltaNet: the chunked one rounds by where a text is cut, so that they \
+                           would change it";
+            return Err(EngineError::Unusable(problem.to_owned()));
+        }
         if matches!(self.kind, DraftKind::Off | DraftKind::Lookup) {
             return Ok(None);
         }

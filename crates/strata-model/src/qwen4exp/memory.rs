@@ -103,12 +103,17 @@ pub fn add_draft_head(
     shape.dense_bytes += 3 * F32 * config.moe.experts as u64 + tensors.map(loaded_bytes).sum::<u64>();
     let bytes = |context| -> u64 { mtp::state_shapes(config, context, kv).iter().map(CpuBackend::state_bytes).sum() };
     let token_bytes = (bytes(2 * MEASURED_TOKENS) - bytes(MEASURED_TOKENS)) / MEASURED_TOKENS as u64;
-    shape.cache_token_bytes += token_bytes;
+    shape.cache_token_bytes = shape.cache_token_bytes.saturating_add(token_bytes);
     let wide = (config.streams * config.hidden) as u64;
-    shape.state_bytes += F32 * wide + 3 * token_bytes;
+    shape.state_bytes = shape.state_bytes.saturating_add(F32 * wide + 3 * token_bytes);
     // Embeddings and streams side by side.
     shape.strip_bytes += 2 * F32 * wide * strip_rows as u64;
     Ok(())
+}
+
+/// What a checkpoint takes: a copy of the state that does not grow with the text.
+pub fn checkpoint_bytes(config: &Config) -> u64 {
+    sequence(config, KvType::Float32).fixed_bytes
 }
 
 /// What taking back drafts needs: a copy of the state, and what a few rows gave to it.
@@ -119,7 +124,7 @@ pub fn window_bytes(config: &Config) -> u64 {
         MixerKind::Qsa { .. } => config.attention.indexer_dim,
     });
     let row_values = kept.sum::<usize>() + 2 * wide;
-    sequence(config, KvType::Float32).fixed_bytes + F32 * (DECODE_ROWS * row_values) as u64
+    checkpoint_bytes(config).saturating_add(F32 * (DECODE_ROWS * row_values) as u64)
 }
 
 fn most_block_tokens(config: &Config) -> usize {

@@ -35,7 +35,7 @@ pub use checkpoint::Checkpoint;
 pub use config::{AttentionConfig, Config, GdnConfig, MixerKind, MoeConfig, PleConfig};
 pub use flops::Flops;
 pub use forward::{DECODE_ROWS, LayerView, Moment, Observer, Rows, Unobserved};
-pub use memory::{add_draft_head, memory_shape, token_bytes, window_bytes};
+pub use memory::{add_draft_head, checkpoint_bytes, memory_shape, token_bytes, window_bytes};
 pub use moce::{Moce, RouteCounts};
 pub use mtp::{DraftHead, StreamsNorm, has_draft_block};
 

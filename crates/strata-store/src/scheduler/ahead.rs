@@ -112,13 +112,15 @@ impl Ahead {
         self.wasted_bytes += record_bytes as f64;
     }
 
-    /// The pass is over, or given up.
-    pub(super) fn end_pass(&mut self) {
+    /// The pass is over, or given up. `is_step`: it was a step of the text, by which what was counted becomes older.
+    pub(super) fn end_pass(&mut self, is_step: bool) {
         self.layer = None;
         self.choices.clear();
         self.idle_records = 0.0;
-        self.needed_bytes *= KEPT_BYTES;
-        self.wasted_bytes *= KEPT_BYTES;
+        if is_step {
+            self.needed_bytes *= KEPT_BYTES;
+            self.wasted_bytes *= KEPT_BYTES;
+        }
     }
 }
 
@@ -169,7 +171,7 @@ impl Scheduler {
     /// What was learned of forecasts by another scheduler of the same model.
     pub fn learn_from(&mut self, other: Self) {
         self.ahead = other.ahead;
-        self.ahead.end_pass();
+        self.ahead.end_pass(true);
     }
 
     /// The choice of the forecast of a layer that is read ahead next.
@@ -189,10 +191,11 @@ impl Scheduler {
     pub(super) fn judge_choices(&mut self, layer: u32) {
         for at in 0..self.ahead.choices.len() {
             let (number, rank) = self.ahead.choices[at];
-            let is_needed = matches!(self.experts[number as usize].need, Need::Demand | Need::Served);
-            self.ahead.learn(layer, rank, is_needed);
+            // What failed in this pass was needed, too, but is no look-up of anything.
+            let need = self.experts[number as usize].need;
+            self.ahead.learn(layer, rank, matches!(need, Need::Demand | Need::Served));
             self.counts.forecast.named += 1;
-            self.counts.forecast.right += u64::from(is_needed);
+            self.counts.forecast.right += u64::from(need == Need::Demand);
         }
         let is_read = |number: &u32| self.experts[*number as usize].slot.is_some_and(|slot| self.is_of_this_pass(slot));
         let missing = self.demanded().filter(|number| !self.is_resident(*number) || is_read(number)).count();
@@ -239,7 +242,8 @@ mod tests {
         assert!((ahead.break_even(9.0) - 0.3).abs() < 1e-12 && (ahead.break_even(0.5) - 0.5).abs() < 1e-12);
         ahead.add_wasted(600);
         assert_eq!(ahead.break_even(9.0), 1.0, "one half");
-        (0..50).for_each(|_| ahead.end_pass());
+        ahead.end_pass(false);
+        (0..50).for_each(|_| ahead.end_pass(true));
         assert!(
             (ahead.break_even(9.0) - 1500.0 * 0.98_f64.powi(50) / (2000.0 * 0.98_f64.powi(50) + 1000.0)).abs() < 1e-12
         );

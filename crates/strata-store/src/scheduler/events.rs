@@ -21,6 +21,8 @@ impl Scheduler {
         self.is_in_pass = true;
         self.kind = kind;
         self.pass += 1;
+        self.age += 1;
+        self.is_partial = false;
         self.layer = 0;
         self.strips = 0;
         self.is_closed = false;
@@ -34,6 +36,10 @@ impl Scheduler {
         let is_untouched = self.outstanding == 0 && !self.is_closed && self.layer <= layer;
         assert!(self.is_in_pass && is_untouched, "the pass is in layer {} and cannot skip to {layer}", self.layer);
         self.layer = layer;
+        // A draft head's passes are no steps of the text: by them, nothing becomes older.
+        if layer > 0 && !std::mem::replace(&mut self.is_partial, true) {
+            self.age -= 1;
+        }
     }
 
     /// A strip's rows are expected to be routed to these experts of a layer that is not closed: read-ahead, until the
@@ -190,7 +196,7 @@ impl Scheduler {
             self.wanted[layer as usize].sort_unstable();
             self.drop_wanted(layer);
         }
-        self.ahead.end_pass();
+        self.ahead.end_pass(!self.is_partial);
         self.unread_ahead.fill(0);
         self.unread_demand = 0;
         self.outstanding = 0;

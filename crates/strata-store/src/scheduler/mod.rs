@@ -255,6 +255,10 @@ pub struct Scheduler {
     kind: PassKind,
     /// Number of the pass, from 1.
     pass: u64,
+    /// Passes that were steps of a text.
+    age: u64,
+    /// The pass leaves out layers.
+    is_partial: bool,
     is_in_pass: bool,
     /// The layer at hand.
     layer: u32,
@@ -330,6 +334,8 @@ impl Scheduler {
             in_flight: 0,
             kind: PassKind::Prompt,
             pass: 0,
+            age: 0,
+            is_partial: false,
             is_in_pass: false,
             layer: 0,
             strips: 0,

@@ -240,7 +240,7 @@ impl Scheduler {
         expert.need = Need::Served;
         if self.kind == PassKind::Decode {
             // log2(2^a + 2^b), with neither power taken.
-            let use_now = self.pass as f64 / HALF_LIFE_PASSES;
+            let use_now = self.age as f64 / HALF_LIFE_PASSES;
             let rest = (-(use_now - expert.log_uses).abs()).exp2().ln_1p() / std::f64::consts::LN_2;
             expert.log_uses = use_now.max(expert.log_uses) + rest;
         }
