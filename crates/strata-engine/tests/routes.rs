@@ -5,6 +5,7 @@ use std::path::Path;
 use strata_engine::{
     DraftKind, DraftOptions, Engine, EngineOptions, GenerateOptions, Generated, MoceOptions, Route, SamplerParams, Stop,
 };
+use strata_model::qwen4exp::MixerKind;
 
 /// What the shipped model writes after a text that says things twice.
 fn write(route: Route, kind: DraftKind, kl_every: usize) -> Generated {
@@ -41,4 +42,26 @@ fn drafts_and_measuring_change_no_cached_text() {
 
     let exact = write(Route::Exact, DraftKind::Off, 8);
     assert!(exact.tokens != plain.tokens && exact.routes.is_none());
+}
+
+/// Measuring the divergence copies the state, and drafts do so too.
+#[test]
+fn the_plan_counts_copies_of_the_state() {
+    let mini = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/strata-mini/strata-mini-iq2xs-q4_0.gguf");
+    let state_bytes = |route, kl_every, kind| {
+        let moce = MoceOptions { kl_every, ..MoceOptions::default() };
+        let mut options = EngineOptions { route, moce, ..EngineOptions::default() };
+        options.drafts.kind = kind;
+        strata_engine::plan(&mini, &options, None).unwrap().state_bytes
+    };
+    let alone = state_bytes(Route::Exact, 64, DraftKind::Off);
+    let drafted = state_bytes(Route::Exact, 64, DraftKind::Lookup);
+    // The matrices of DeltaNet, and what convolutions look back at.
+    let copy_bytes = state_bytes(Route::Cached, 64, DraftKind::Off) - alone;
+    let config = Engine::open(&mini, &EngineOptions::default()).unwrap().model().config().clone();
+    let gdn_layers = config.mixers.iter().filter(|mixer| matches!(mixer, MixerKind::Gdn)).count();
+    let matrices_bytes = (gdn_layers * config.gdn.value_heads * config.gdn.head_dim * config.gdn.head_dim * 4) as u64;
+    assert!(copy_bytes > matrices_bytes && copy_bytes < 2 * matrices_bytes, "{copy_bytes} for {matrices_bytes}");
+    assert_eq!(state_bytes(Route::Cached, 0, DraftKind::Off), alone);
+    assert_eq!(state_bytes(Route::Cached, 64, DraftKind::Lookup), drafted + copy_bytes);
 }

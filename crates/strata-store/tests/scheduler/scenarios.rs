@@ -170,6 +170,33 @@ fn what_the_last_strip_is_the_first_to_ask_for_is_missed_although_its_read_has_b
     assert_eq!(records(&s), [0, 2, 2]);
 }
 
+/// 0 and 1 were used twice, 2 to 5 once and later. Forty steps of the text make the two uses less than one, forty passes of
+/// a draft head do not.
+#[test]
+fn passes_that_leave_out_layers_make_nothing_older() {
+    for (first_layer, evicted) in [(0, [0, 1]), (3, [2, 3])] {
+        let mut s = scheduler(6, 2, &[]);
+        let step = |s: &mut Scheduler, experts: &[u32]| {
+            s.begin_pass(PassKind::Decode);
+            layer(s, 0, experts);
+            s.end_pass();
+        };
+        step(&mut s, &[0, 1]);
+        step(&mut s, &[0, 1]);
+        for _ in 0..40 {
+            s.begin_pass(PassKind::Decode);
+            s.skip_to(first_layer);
+            s.end_pass();
+        }
+        step(&mut s, &[2, 3]);
+        step(&mut s, &[4, 5]);
+        s.begin_pass(PassKind::Decode);
+        s.demand(0, &demands(&[(8, 2), (9, 1)])).unwrap();
+        let given_way: Vec<_> = reads(&mut s).iter().map(|read| read.evicted.unwrap().index).collect();
+        assert_eq!(given_way, evicted);
+    }
+}
+
 #[test]
 fn a_routes_hits_are_kept_from_its_misses() {
     let mut s = scheduler(6, 2, &[]);
