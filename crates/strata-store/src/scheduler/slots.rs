@@ -197,8 +197,7 @@ impl Scheduler {
                 self.failed.push_back(number);
             }
             Need::Demand => self.unread_demand += 1,
-            // A choice whose read an earlier pass started is no choice of this one: nothing would drop it in time.
-            Need::Forecast if is_of_this_pass || !expert.is_forecast => expert.need = Need::Nothing,
+            Need::Forecast if is_of_this_pass => expert.need = Need::Nothing,
             Need::Forecast => self.unread_ahead[layer] += 1,
             Need::Nothing | Need::Served => {}
         }
