@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use strata_engine::bench::{Decode, DecodeRun, Spread};
 use strata_engine::{Engine, Stop};
 
-use super::turns::{Turns, Work, median_of, merged, streamed_json, take_turns, write_compared, write_streamed};
+use super::turns::{Turns, Work, median_of, merged, streamed_json, take_turns, write_streamed, write_turns};
 use super::{Side, sides};
 use crate::error::CliError;
 use crate::flags::DecodeFlags;
@@ -24,19 +24,7 @@ pub(crate) fn decode(flags: &DecodeFlags) -> Result<(), CliError> {
     let flops = |engine: &Engine| engine.decode_flops(flags.context_tokens, flags.tokens).total();
     let turns = take_turns(&tokens, &path, &sides, timing, text.as_deref(), flops)?;
 
-    let mut out = std::io::stdout().lock();
-    match &sides[..] {
-        [a, b] => {
-            if !timing.json {
-                write_runs(&mut out, &sides, &turns)?;
-            }
-            let as_json = timing.json.then_some(&run_json as &dyn Fn(&_) -> _);
-            write_compared(&mut out, "decode", [a, b], &turns, DecodeRun::wall_s, as_json)?;
-        }
-        _ if timing.json => writeln!(out, "{}", runs_json(&turns))?,
-        _ => write_runs(&mut out, &sides, &turns)?,
-    }
-    Ok(())
+    write_turns::<Tokens>(&sides, &turns, timing.json)
 }
 
 struct Tokens {
@@ -46,6 +34,7 @@ struct Tokens {
 }
 
 impl Work for Tokens {
+    const NAME: &str = "decode";
     type Run = DecodeRun;
 
     fn tokens(&self) -> usize {
@@ -72,62 +61,65 @@ impl Work for Tokens {
         let wall_s = Spread::of(runs.iter().map(DecodeRun::wall_s)).median;
         setup::save_run(engine, "bench decode", None, Some((self.tokens, wall_s)));
     }
-}
 
-fn run_json(run: &DecodeRun) -> Value {
-    let (tokens, wall_s, streamed) = (run.token_s.len(), run.wall_s(), &run.streamed);
-    let (first, steady) = run.first_and_steady().unzip();
-    let value = json!({
-        "context_tokens": run.context_tokens,
-        "tokens": tokens,
-        "wall_s": wall_s,
-        "tok_s": tokens as f64 / wall_s,
-        "first_64_tok_s": first,
-        "steady_tok_s": steady,
-        "drive_floor_s": run.floors.map(|floors| floors.drive_s),
-        "compute_floor_s": run.floors.map(|floors| floors.compute_s),
-        "memory_floor_s": run.floors.map(|floors| floors.memory_s),
-        "ratio": run.ratio(),
-        "hit_rate": streamed.hit_rate(),
-        "bytes_missed": streamed.needed.bytes,
-        "records_missed": streamed.needed.records,
-        "forecast": { "precision": streamed.forecast.precision(), "recall": streamed.forecast.recall() },
-        "routes": run.routes.as_ref().map(route::json),
-        "peak_flops_per_second": run.peak_flops_per_second,
-        "peak_rss_bytes": run.peak_rss_bytes,
-        "plan_bytes": run.plan_bytes,
-    });
-    merged(value, streamed_json(streamed))
-}
-
-/// One object: of every number the median of the runs.
-fn runs_json(turns: &Turns<DecodeRun>) -> Value {
-    let (runs, flops) = (&turns.runs[0], turns.flops as f64);
-    let wall = Spread::of(runs.iter().map(DecodeRun::wall_s));
-    let shown = median_of(&runs.iter().map(run_json).collect::<Vec<_>>());
-    let rate = flops / wall.median;
-    let fraction = shown["peak_flops_per_second"].as_f64().map(|peak| rate / peak);
-    let more = json!({
-        "bench": "decode",
-        "backend": turns.backends[0],
-        "runs": runs.len(),
-        "seconds": wall.median,
-        "seconds_min": wall.min,
-        "seconds_max": wall.max,
-        "tokens_per_second": runs[0].token_s.len() as f64 / wall.median,
-        "flops_per_token": flops / runs[0].token_s.len() as f64,
-        "flops_per_second": rate,
-        "peak": runs[0].peak.name(),
-        "fraction": fraction,
-    });
-    merged(shown, more)
-}
-
-fn write_runs(out: &mut impl Write, sides: &[Side], turns: &Turns<DecodeRun>) -> Result<(), CliError> {
-    for (at, (side, runs)) in sides.iter().zip(&turns.runs).enumerate() {
-        write_side(out, &side.name, &turns.backends[at], runs, turns.flops as f64)?;
+    fn wall_s(run: &DecodeRun) -> f64 {
+        run.wall_s()
     }
-    Ok(())
+
+    fn run_json(run: &DecodeRun) -> Value {
+        let (tokens, wall_s, streamed) = (run.token_s.len(), run.wall_s(), &run.streamed);
+        let (first, steady) = run.first_and_steady().unzip();
+        let value = json!({
+            "context_tokens": run.context_tokens,
+            "tokens": tokens,
+            "wall_s": wall_s,
+            "tok_s": tokens as f64 / wall_s,
+            "first_64_tok_s": first,
+            "steady_tok_s": steady,
+            "drive_floor_s": run.floors.map(|floors| floors.drive_s),
+            "compute_floor_s": run.floors.map(|floors| floors.compute_s),
+            "memory_floor_s": run.floors.map(|floors| floors.memory_s),
+            "ratio": run.ratio(),
+            "hit_rate": streamed.hit_rate(),
+            "bytes_missed": streamed.needed.bytes,
+            "records_missed": streamed.needed.records,
+            "forecast": { "precision": streamed.forecast.precision(), "recall": streamed.forecast.recall() },
+            "routes": run.routes.as_ref().map(route::json),
+            "peak_flops_per_second": run.peak_flops_per_second,
+            "peak_rss_bytes": run.peak_rss_bytes,
+            "plan_bytes": run.plan_bytes,
+        });
+        merged(value, streamed_json(streamed))
+    }
+
+    fn runs_json(turns: &Turns<DecodeRun>) -> Value {
+        let (runs, flops) = (&turns.runs[0], turns.flops as f64);
+        let wall = Spread::of(runs.iter().map(DecodeRun::wall_s));
+        let shown = median_of(&runs.iter().map(Self::run_json).collect::<Vec<_>>());
+        let rate = flops / wall.median;
+        let fraction = shown["peak_flops_per_second"].as_f64().map(|peak| rate / peak);
+        let more = json!({
+            "bench": Self::NAME,
+            "backend": turns.backends[0],
+            "runs": runs.len(),
+            "seconds": wall.median,
+            "seconds_min": wall.min,
+            "seconds_max": wall.max,
+            "tokens_per_second": runs[0].token_s.len() as f64 / wall.median,
+            "flops_per_token": flops / runs[0].token_s.len() as f64,
+            "flops_per_second": rate,
+            "peak": runs[0].peak.name(),
+            "fraction": fraction,
+        });
+        merged(shown, more)
+    }
+
+    fn write_runs(out: &mut impl Write, sides: &[Side], turns: &Turns<DecodeRun>) -> Result<(), CliError> {
+        for (at, (side, runs)) in sides.iter().zip(&turns.runs).enumerate() {
+            write_side(out, &side.name, &turns.backends[at], runs, turns.flops as f64)?;
+        }
+        Ok(())
+    }
 }
 
 fn write_side(out: &mut impl Write, name: &str, backend: &str, runs: &[DecodeRun], flops: f64) -> Result<(), CliError> {

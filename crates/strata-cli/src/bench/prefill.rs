@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use strata_engine::bench::{PrefillRun, Spread};
 use strata_engine::{Engine, Stop};
 
-use super::turns::{Turns, Work, median_of, merged, streamed_json, take_turns, write_compared, write_streamed};
+use super::turns::{Turns, Work, median_of, merged, streamed_json, take_turns, write_streamed, write_turns};
 use super::{Side, sides};
 use crate::error::CliError;
 use crate::flags::PrefillFlags;
@@ -24,19 +24,7 @@ pub(crate) fn prefill(flags: &PrefillFlags) -> Result<(), CliError> {
     let flops = |engine: &Engine| engine.prompt_flops(flags.tokens);
     let turns = take_turns(&prompt, &path, &sides, timing, text.as_deref(), flops)?;
 
-    let mut out = std::io::stdout().lock();
-    match &sides[..] {
-        [a, b] => {
-            if !timing.json {
-                write_runs(&mut out, &sides, &turns)?;
-            }
-            let as_json = timing.json.then_some(&run_json as &dyn Fn(&_) -> _);
-            write_compared(&mut out, "prefill", [a, b], &turns, |run| run.wall_s, as_json)?;
-        }
-        _ if timing.json => writeln!(out, "{}", runs_json(&turns))?,
-        _ => write_runs(&mut out, &sides, &turns)?,
-    }
-    Ok(())
+    write_turns::<Prompt>(&sides, &turns, timing.json)
 }
 
 struct Prompt {
@@ -46,6 +34,7 @@ struct Prompt {
 }
 
 impl Work for Prompt {
+    const NAME: &str = "prefill";
     type Run = PrefillRun;
 
     fn tokens(&self) -> usize {
@@ -75,49 +64,52 @@ impl Work for Prompt {
             setup::save_run(engine, "bench prefill", Some((self.tokens, wall_s)), None);
         }
     }
-}
 
-fn run_json(run: &PrefillRun) -> Value {
-    let value = json!({
-        "tokens": run.tokens,
-        "pass_tokens": run.pass_tokens,
-        "wall_s": run.wall_s,
-        "tok_s": run.tokens as f64 / run.wall_s,
-        "drive_floor_s": run.floors.map(|floors| floors.drive_s),
-        "compute_floor_s": run.floors.map(|floors| floors.compute_s),
-        "ratio": run.ratio(),
-        "drive_busy": run.drive_busy,
-        "bytes_needed": run.streamed.needed.bytes,
-        "records_needed": run.streamed.needed.records,
-        "peak_rss_bytes": run.peak_rss_bytes,
-        "plan_bytes": run.plan_bytes,
-        "conditions": {
-            "clock_mhz": run.conditions.clock_mhz,
-            "temperature_c": run.conditions.temperature_c,
-            "swapped_bytes": run.conditions.swapped_bytes,
-        },
-    });
-    merged(value, streamed_json(&run.streamed))
-}
-
-/// One object: of every number the median of the runs, and the runs themselves.
-fn runs_json(turns: &Turns<PrefillRun>) -> Value {
-    let (runs, flops) = (&turns.runs[0], turns.flops as f64);
-    let all: Vec<Value> = runs.iter().map(run_json).collect();
-    let mut shown = median_of(&all);
-    shown["bench"] = json!("prefill");
-    shown["backend"] = json!(turns.backends[0]);
-    shown["flops_per_token"] = json!(flops / runs[0].tokens as f64);
-    shown["flops_per_second"] = json!(flops / shown["wall_s"].as_f64().unwrap_or(f64::NAN));
-    shown["runs"] = json!(all);
-    shown
-}
-
-fn write_runs(out: &mut impl Write, sides: &[Side], turns: &Turns<PrefillRun>) -> Result<(), CliError> {
-    for (side, runs) in sides.iter().zip(&turns.runs) {
-        write_side(out, &side.name, runs, turns)?;
+    fn wall_s(run: &PrefillRun) -> f64 {
+        run.wall_s
     }
-    Ok(())
+
+    fn run_json(run: &PrefillRun) -> Value {
+        let value = json!({
+            "tokens": run.tokens,
+            "pass_tokens": run.pass_tokens,
+            "wall_s": run.wall_s,
+            "tok_s": run.tokens as f64 / run.wall_s,
+            "drive_floor_s": run.floors.map(|floors| floors.drive_s),
+            "compute_floor_s": run.floors.map(|floors| floors.compute_s),
+            "ratio": run.ratio(),
+            "drive_busy": run.drive_busy,
+            "bytes_needed": run.streamed.needed.bytes,
+            "records_needed": run.streamed.needed.records,
+            "peak_rss_bytes": run.peak_rss_bytes,
+            "plan_bytes": run.plan_bytes,
+            "conditions": {
+                "clock_mhz": run.conditions.clock_mhz,
+                "temperature_c": run.conditions.temperature_c,
+                "swapped_bytes": run.conditions.swapped_bytes,
+            },
+        });
+        merged(value, streamed_json(&run.streamed))
+    }
+
+    fn runs_json(turns: &Turns<PrefillRun>) -> Value {
+        let (runs, flops) = (&turns.runs[0], turns.flops as f64);
+        let all: Vec<Value> = runs.iter().map(Self::run_json).collect();
+        let mut shown = median_of(&all);
+        shown["bench"] = json!(Self::NAME);
+        shown["backend"] = json!(turns.backends[0]);
+        shown["flops_per_token"] = json!(flops / runs[0].tokens as f64);
+        shown["flops_per_second"] = json!(flops / shown["wall_s"].as_f64().unwrap_or(f64::NAN));
+        shown["runs"] = json!(all);
+        shown
+    }
+
+    fn write_runs(out: &mut impl Write, sides: &[Side], turns: &Turns<PrefillRun>) -> Result<(), CliError> {
+        for (side, runs) in sides.iter().zip(&turns.runs) {
+            write_side(out, &side.name, runs, turns)?;
+        }
+        Ok(())
+    }
 }
 
 fn write_side(

@@ -17,6 +17,8 @@ const WARM_UP_TOKENS: usize = 1024;
 
 /// What is timed.
 pub(super) trait Work {
+    /// What the benchmark is called.
+    const NAME: &str;
     type Run;
 
     /// Tokens that a run needs room for.
@@ -33,6 +35,18 @@ pub(super) trait Work {
 
     /// Keeps what runs with one setting took.
     fn save(&self, engine: &Engine, runs: &[Self::Run]);
+
+    /// Seconds of a run.
+    fn wall_s(run: &Self::Run) -> f64;
+
+    /// One run as an object.
+    fn run_json(run: &Self::Run) -> Value;
+
+    /// All runs of the one side as an object: of every number the median.
+    fn runs_json(turns: &Turns<Self::Run>) -> Value;
+
+    /// All runs of each side, for people.
+    fn write_runs(out: &mut impl Write, sides: &[Side], turns: &Turns<Self::Run>) -> Result<(), CliError>;
 }
 
 /// What was measured.
@@ -157,35 +171,38 @@ fn shared_options(sides: &[Side]) -> Option<EngineOptions> {
     sides.iter().all(|side| changed(&side.options) == changed(&sides[0].options)).then_some(options)
 }
 
-/// Writes the ratio of the sides' times, the median over their runs: as one object with all runs, or what `write` says of
-/// each side and a line.
-pub(super) fn write_compared<R>(
+/// Writes what was measured: for people or as one object, and of two sides the ratio of their times.
+pub(super) fn write_turns<W: Work>(sides: &[Side], turns: &Turns<W::Run>, as_json: bool) -> Result<(), CliError> {
+    let mut out = std::io::stdout().lock();
+    if !as_json {
+        W::write_runs(&mut out, sides, turns)?;
+    }
+    match sides {
+        [a, b] => write_compared::<W>(&mut out, [a, b], turns, as_json),
+        _ if as_json => Ok(writeln!(out, "{}", W::runs_json(turns))?),
+        _ => Ok(()),
+    }
+}
+
+/// Writes the ratio of the sides' times, the median over their runs: as one object with all runs, or as a line.
+fn write_compared<W: Work>(
     out: &mut impl Write,
-    name: &str,
-    sides: [&Side; 2],
-    turns: &Turns<R>,
-    wall_s: impl Fn(&R) -> f64,
-    as_json: Option<&dyn Fn(&R) -> Value>,
+    [a, b]: [&Side; 2],
+    turns: &Turns<W::Run>,
+    as_json: bool,
 ) -> Result<(), CliError> {
-    let ([a, b], [of_a, of_b]) = (sides, &turns.runs[..]) else { unreachable!("two sides have two lists of runs") };
-    let ratio = Spread::of(of_a.iter().zip(of_b).map(|(a, b)| wall_s(b) / wall_s(a))).median;
+    let [of_a, of_b] = &turns.runs[..] else { unreachable!("two sides have two lists of runs") };
+    let ratio = Spread::of(of_a.iter().zip(of_b).map(|(a, b)| W::wall_s(b) / W::wall_s(a))).median;
     let pairs = of_a.len();
-    match as_json {
-        Some(run_json) => {
-            let list = |runs: &[R]| runs.iter().map(run_json).collect::<Vec<_>>();
-            let line = json!({
-                "bench": name, "backend": turns.backends[0], "compare": [a.name, b.name],
-                "a": list(of_a), "b": list(of_b), "b_over_a": ratio, "pairs": pairs, "interleaved": true,
-            });
-            writeln!(out, "{line}")?;
-        }
-        None => {
-            writeln!(
-                out,
-                "{} takes {ratio:.3} times as long as {} (median of {pairs} pairs in turns)",
-                b.name, a.name
-            )?;
-        }
+    if as_json {
+        let list = |runs: &[W::Run]| runs.iter().map(W::run_json).collect::<Vec<_>>();
+        let line = json!({
+            "bench": W::NAME, "backend": turns.backends[0], "compare": [a.name, b.name],
+            "a": list(of_a), "b": list(of_b), "b_over_a": ratio, "pairs": pairs, "interleaved": true,
+        });
+        writeln!(out, "{line}")?;
+    } else {
+        writeln!(out, "{} takes {ratio:.3} times as long as {} (median of {pairs} pairs in turns)", b.name, a.name)?;
     }
     Ok(())
 }
