@@ -12,6 +12,7 @@ mod drafts;
 mod engine;
 pub mod exact;
 mod generate;
+pub mod host;
 mod inspect;
 mod kept;
 mod last_run;

@@ -1,0 +1,1 @@
+//! HTTP over an engine: the APIs that clients speak.
