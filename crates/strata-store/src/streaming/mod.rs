@@ -34,6 +34,16 @@ pub enum Lookahead {
     /// What the layer's router says of the input of the layer before; for layer 0, what earlier passes used.
     #[default]
     Router,
+    /// The same; and for single rows, where the drive has time for more, what the router says of the input two layers
+    /// before.
+    Router2,
+}
+
+impl Lookahead {
+    /// Whether what routers say is asked for at all.
+    fn asks_routers(self) -> bool {
+        matches!(self, Self::Router | Self::Router2)
+    }
 }
 
 /// How records are streamed. Nothing here changes a result.
@@ -362,7 +372,7 @@ impl ExpertStore for StreamingStore {
             // One token uses too few experts for a profile to be of use.
             (Lookahead::Off, _) | (_, PassKind::Decode) => {}
             (Lookahead::Profile, _) => self.forecast_by_profile(0, Self::PROFILE_EXPERTS),
-            (Lookahead::Router, _) => self.forecast_by_profile(0, usize::MAX),
+            (Lookahead::Router | Lookahead::Router2, _) => self.forecast_by_profile(0, usize::MAX),
         }
         self.pump();
     }
@@ -403,7 +413,11 @@ impl ExpertStore for StreamingStore {
     }
 
     fn wants_forecast(&self) -> bool {
-        self.options.lookahead == Lookahead::Router && !self.holds_all()
+        self.options.lookahead.asks_routers() && !self.holds_all()
+    }
+
+    fn wants_early_forecast(&self) -> bool {
+        self.wants_forecast() && self.has_time_for_early()
     }
 
     fn close(&mut self, layer: u32) {
