@@ -131,6 +131,7 @@ fn lookahead(flag: LookaheadFlag) -> Lookahead {
         LookaheadFlag::Off => Lookahead::Off,
         LookaheadFlag::Profile => Lookahead::Profile,
         LookaheadFlag::Router => Lookahead::Router,
+        LookaheadFlag::Router2 => Lookahead::Router2,
     }
 }
 
