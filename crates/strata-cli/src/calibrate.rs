@@ -124,7 +124,7 @@ fn tell(flags: &CalibrateFlags, plan: &Plan, found: &Calibration, is_kept: bool)
         let sizes: Vec<Value> = found.sizes.iter().map(size).collect();
         let shown = json!({
             "arena_bytes": found.arena_bytes, "date": found.date, "tokens": flags.tokens,
-            "context_tokens": flags.context_tokens, "interleaved": true, "sizes": sizes,
+            "context_tokens": flags.context_tokens, "interleaved": true, "kept": is_kept, "sizes": sizes,
         });
         writeln!(out, "{shown}")?;
         return Ok(());

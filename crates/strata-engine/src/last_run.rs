@@ -102,6 +102,28 @@ mod tests {
     use super::*;
 
     #[test]
+    fn what_no_run_can_have_taken_is_not_believed() {
+        let is_plausible = |tokens, seconds, expected_seconds| {
+            let took = Some(Took { tokens, seconds, expected_seconds });
+            let (command, date) = ("run".to_owned(), String::new());
+            LastRun { command, date, arena_bytes: 0, prompt: None, decode: took }.is_plausible()
+        };
+        assert!(is_plausible(1, 0.1, None) && is_plausible(MOST_TOKENS, 1e5, Some(1e-3)));
+        for (tokens, seconds, expected) in [
+            (0, 1.0, None),
+            (MOST_TOKENS + 1, 1.0, None),
+            (1, 0.0, None),
+            (1, -1.0, None),
+            (1, 1e300, None),
+            (1, 1.0, Some(0.0)),
+            (1, 1.0, Some(-3.0)),
+            (1, f64::NAN, None),
+        ] {
+            assert!(!is_plausible(tokens, seconds, expected), "{tokens} {seconds} {expected:?}");
+        }
+    }
+
+    #[test]
     fn field_report_16_the_error_of_a_prediction_is_relative_to_it() {
         let took = |expected_seconds| Took { tokens: 4, seconds: 3.0, expected_seconds };
         assert_eq!(took(Some(2.0)).off(), Some(0.5));

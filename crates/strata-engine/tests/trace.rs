@@ -61,6 +61,20 @@ fn passes_do_not_change_what_is_recorded() {
     assert!(trace::record(&mut engine(8, 4), &IDS, Then::Given(&[]), &Stop::new(true)).unwrap_err().is_cancelled());
 }
 
+/// A long recording is not lost at the end of the context.
+#[test]
+fn what_is_written_ends_with_the_context() {
+    let mut engine = engine(100, 1);
+    let room = engine.model().context_tokens() - IDS.len();
+    let sampling = SamplerParams::default();
+    let mut write = |tokens| {
+        trace::record(&mut engine, &IDS, Then::Written { tokens, sampling }, &Stop::new(false)).unwrap().decode
+    };
+    let all = write(usize::MAX);
+    assert_eq!(all.len(), room);
+    assert_eq!(write(room - 1), all[..room - 1]);
+}
+
 /// Tokens that come one by one have the routes that they have in a prompt, and so have those that the model writes.
 #[test]
 fn what_comes_after_a_prompt_is_recorded_token_by_token() {
