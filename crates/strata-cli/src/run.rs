@@ -10,6 +10,7 @@ use crate::flags::RunFlags;
 use crate::{input, interrupt, note, profile, route, setup, timeline};
 
 pub(crate) fn run(flags: &RunFlags) -> Result<(), CliError> {
+    setup::check_sampling(&flags.sampling)?;
     let prompt = prompt(flags)?;
     interrupt::install()?;
     let path = setup::model_path(flags.model.model.as_deref())?;

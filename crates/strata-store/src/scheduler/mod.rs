@@ -370,6 +370,11 @@ impl Scheduler {
         &self.counts
     }
 
+    /// Forgets what was counted since `counts` were all.
+    pub(crate) fn set_counts(&mut self, counts: Counts) {
+        self.counts = counts;
+    }
+
     /// Demanded experts that have not been handed out or reported as failed.
     pub fn outstanding(&self) -> u32 {
         self.outstanding

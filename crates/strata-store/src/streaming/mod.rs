@@ -84,6 +84,10 @@ pub struct StreamingStore {
     queue: ReadQueue,
     arena: Arena,
     options: StreamingOptions,
+    /// Layers that passes go through; those after them are only [skipped to](ExpertStore::skip_to).
+    passed_layers: u32,
+    /// What had been counted before the pass at hand, which does not count.
+    uncounted: Option<Counts>,
     /// Of earlier runs: what the hot set and forecasts come from.
     profile: Usage,
     /// Of this and earlier runs.
@@ -170,6 +174,8 @@ impl StreamingStore {
             queue,
             arena,
             options,
+            passed_layers: layers as u32,
+            uncounted: None,
             profile,
             pass: 0,
             kind: PassKind::Prompt,
@@ -393,7 +399,9 @@ impl ExpertStore for StreamingStore {
         if self.kind == PassKind::Decode {
             self.pace.demanded(layer, self.scheduler.missing(), is_idle, Instant::now());
         }
-        self.usage.add(layer, experts);
+        if self.uncounted.is_none() {
+            self.usage.add(layer, experts);
+        }
         self.pump();
         Ok(())
     }
@@ -425,7 +433,8 @@ impl ExpertStore for StreamingStore {
             return;
         }
         self.scheduler.close(layer);
-        if self.options.lookahead == Lookahead::Profile {
+        let is_last = layer + 1 >= self.passed_layers;
+        if self.options.lookahead == Lookahead::Profile && self.kind == PassKind::Prompt && !is_last {
             self.forecast_by_profile(layer + 1, Self::PROFILE_EXPERTS);
         }
         self.pump();
