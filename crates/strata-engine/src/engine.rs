@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use serde_json::json;
 use strata_backend::{Backend, BackendError, CpuBackend, Isa, Profile, ProfiledBackend, SharedProfile, UnavailableIsa};
@@ -19,8 +19,8 @@ use crate::plan::plan_of;
 use crate::routes::KlSampler;
 use crate::running::{Entry, Turn};
 use crate::{
-    ChatOptions, ChatTemplate, DraftOptions, MoceOptions, Route, SamplerParams, SamplingError, TemplateError,
-    Tokenizer, TokenizerError, routes, usage,
+    ChatOptions, ChatTemplate, DraftOptions, FormError, MoceOptions, Route, SamplerParams, SamplingError,
+    TemplateError, Tokenizer, TokenizerError, Vocabulary, routes, usage,
 };
 
 /// What can go wrong between a model file and text.
@@ -55,6 +55,9 @@ pub enum EngineError {
     /// No token could be chosen.
     #[error(transparent)]
     Sampling(#[from] SamplingError),
+    /// An answer cannot be held to a form.
+    #[error(transparent)]
+    Form(#[from] FormError),
     /// Nothing to go on from.
     #[error("the prompt is empty: there is nothing to continue")]
     EmptyPrompt,
@@ -178,6 +181,7 @@ pub struct Engine {
     // everyone who asks.
     tokenizer: OnceLock<Result<Tokenizer, String>>,
     template: OnceLock<Result<ChatTemplate, String>>,
+    form_vocabulary: OnceLock<Result<Arc<Vocabulary>, FormError>>,
 }
 
 impl Engine {
@@ -248,6 +252,7 @@ impl Engine {
             on_progress: None,
             tokenizer: OnceLock::new(),
             template: OnceLock::new(),
+            form_vocabulary: OnceLock::new(),
         })
     }
 
@@ -326,6 +331,15 @@ impl Engine {
         self.tokenizer.get_or_init(make).as_ref().map_err(|problem| EngineError::Unusable(problem.clone()))
     }
 
+    /// The file's vocabulary made ready for answers of a form.
+    ///
+    /// # Errors
+    /// When the file has no usable tokenizer, or one that grammars cannot use.
+    pub fn form_vocabulary(&self) -> Result<Arc<Vocabulary>, EngineError> {
+        let tokenizer = self.tokenizer()?;
+        Ok(self.form_vocabulary.get_or_init(|| Vocabulary::new(tokenizer)).clone()?)
+    }
+
     /// The file's chat template.
     ///
     /// # Errors
@@ -374,7 +388,7 @@ fn recommended_sampling(metadata: &Metadata) -> Result<SamplerParams, MetadataEr
         top_k: top_k.unwrap_or(40),
         top_p: number("top_p")?.unwrap_or(0.95),
         min_p: number("min_p")?.unwrap_or(0.05),
-        seed: 0,
+        ..SamplerParams::default()
     })
 }
 
