@@ -99,7 +99,9 @@ mod tests {
         let is_let_in = |pairs: &[(&'static str, &str)]| access.check("/v1/models", &headers(pairs), false).is_ok();
         assert!(is_let_in(&[("authorization", "Bearer one")]) && is_let_in(&[("authorization", "bearer two")]));
         assert!(is_let_in(&[("x-api-key", "two")]));
-        for (name, value) in [("authorization", "Bearer on"), ("authorization", "one"), ("x-api-key", "onetwo"), ("x-api-key", "")] {
+        for (name, value) in
+            [("authorization", "Bearer on"), ("authorization", "one"), ("x-api-key", "onetwo"), ("x-api-key", "")]
+        {
             assert!(!is_let_in(&[(name, value)]), "{name}: {value}");
         }
         assert!(!is_let_in(&[]));

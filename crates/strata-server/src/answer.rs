@@ -87,7 +87,7 @@ impl Answer {
     pub(crate) fn new(
         events: Events,
         parser: Option<AnswerParser>,
-            record: Arc<Record>,
+        record: Arc<Record>,
         limit: Option<Duration>,
     ) -> Self {
         Self {
@@ -124,7 +124,10 @@ impl Answer {
                 Ok(Some(event)) => self.take(event),
                 Ok(None) => self.fail(Problem::new(Kind::Internal, "the answer ended without a word")),
                 Err(limit) => {
-                    let text = format!("the answer was not complete within {} s, the time limit of this server", limit.as_secs());
+                    let text = format!(
+                        "the answer was not complete within {} s, the time limit of this server",
+                        limit.as_secs()
+                    );
                     self.fail(Problem::new(Kind::Stalled, text));
                 }
             }
@@ -180,7 +183,9 @@ impl Answer {
             strata_engine::Part::Thinking(text) => Part::Thinking(text),
             strata_engine::Part::Text(text) => Part::Text(text, tokens),
             strata_engine::Part::CallBegin { index, name } => Part::CallBegin { index, name },
-            strata_engine::Part::CallArguments { index, json_fragment } => Part::CallArguments { index, json: json_fragment },
+            strata_engine::Part::CallArguments { index, json_fragment } => {
+                Part::CallArguments { index, json: json_fragment }
+            }
             strata_engine::Part::CallEnd { index } => {
                 self.calls += 1;
                 Part::CallEnd { index }

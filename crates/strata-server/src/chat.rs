@@ -8,8 +8,8 @@ use std::sync::Arc;
 use serde_json::{Map, Value, json};
 use strata_engine::host::Request;
 use strata_engine::{
-    AnswerParser, AnswerRules, CallFormat, ChatOptions, ChatTemplate, Effort, Form, FormError, TemplateError,
-    ToolChoice, ToolRules, Tools, describe_tools, knows_tools, opens_thinking,
+    AnswerParser, AnswerRules, CallFormat, ChatOptions, ChatTemplate, Constraint, Effort, Form, FormError,
+    TemplateError, ToolChoice, ToolRules, Tools, describe_tools, knows_tools, opens_thinking,
 };
 
 use crate::model::Model;
@@ -24,7 +24,11 @@ pub(crate) enum Message {
     User(String),
     Assistant(Said),
     /// What a tool gave.
-    Tool { id: Option<String>, name: Option<String>, text: String },
+    Tool {
+        id: Option<String>,
+        name: Option<String>,
+        text: String,
+    },
 }
 
 /// What the model said.
@@ -96,9 +100,12 @@ pub(crate) fn prepare(model: &Model, conversation: &Conversation, settings: &Set
     let prompt = encode(model, &text)?;
     let rules = rules(template(model)?, conversation, &text)?;
     let parser = Some(rules.parser());
-    let constraint = match rules == free_rules(&rules) {
+    let is_free = rules.form == Form::Free
+        && !rules.tools.as_ref().is_some_and(|rules| rules.choice != ToolChoice::None)
+        && !(rules.is_thinking && rules.thinking_tokens.is_some());
+    let constraint = match is_free {
         true => None,
-        false => rules.constraint(model.vocabulary().map_err(form_problem)?).map_err(form_problem)?,
+        false => model.vocabulary().and_then(|vocabulary| rules.constraint(&vocabulary)).map_err(form_problem)?,
     };
     Ok(Prepared { request: request(model, prompt, settings, constraint)?, parser })
 }
@@ -271,7 +278,8 @@ fn without_tools(messages: Vec<Message>, tools: &[Value]) -> Result<Vec<Message>
                 for Called { name, arguments, .. } in &said.calls {
                     let gap = if text.is_empty() { "" } else { "\n" };
                     let name = Value::from(name.as_str());
-                    text += &format!("{gap}<tool_call>\n{{\"name\": {name}, \"arguments\": {arguments}}}\n</tool_call>");
+                    text +=
+                        &format!("{gap}<tool_call>\n{{\"name\": {name}, \"arguments\": {arguments}}}\n</tool_call>");
                 }
                 plain.push(Message::Assistant(Said { thinking: None, text, calls: Vec::new() }));
             }
@@ -303,10 +311,12 @@ fn form_problem(error: FormError) -> Problem {
     let field = match &error {
         FormError::BadTool { index, .. } => format!("tools[{index}]"),
         FormError::BadChoice { .. } => "tool_choice".to_owned(),
-        FormError::TooLong { what, .. } | FormError::TooDeep { what } | FormError::Refused { what, .. } => match *what {
-            "the schema of a tool" => "tools".to_owned(),
-            _ => "response_format".to_owned(),
-        },
+        FormError::TooLong { what, .. } | FormError::TooDeep { what } | FormError::Refused { what, .. } => {
+            match *what {
+                "the schema of a tool" => "tools".to_owned(),
+                _ => "response_format".to_owned(),
+            }
+        }
         FormError::Vocabulary { .. } => return Problem::invalid(error.to_string()),
     };
     Problem::field(&field, error.to_string())

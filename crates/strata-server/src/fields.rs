@@ -213,7 +213,8 @@ mod tests {
 
     #[test]
     fn numbers_that_are_none_and_deep_nesting_are_no_json() {
-        for body in ["{\"t\": NaN}", "{\"t\": Infinity}", "{\"t\": 1e999}", "{\"t\": -1e999}", "", "[1", "\u{7f}", "{"] {
+        for body in ["{\"t\": NaN}", "{\"t\": Infinity}", "{\"t\": 1e999}", "{\"t\": -1e999}", "", "[1", "\u{7f}", "{"]
+        {
             assert!(Fields::parse(body.as_bytes()).unwrap_err().message.contains("not valid JSON"), "{body}");
         }
         let deep = format!("{{\"a\": {}{}}}", "[".repeat(100_000), "]".repeat(100_000));

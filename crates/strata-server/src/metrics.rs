@@ -42,9 +42,17 @@ impl Metrics {
         let requests = Family::default();
         let request_s = Histogram::new(SECONDS);
         let first_token_s = Histogram::new(SECONDS);
-        registry.register("http_requests", "HTTP requests by path and status (0: the client went away)", requests.clone());
+        registry.register(
+            "http_requests",
+            "HTTP requests by path and status (0: the client went away)",
+            requests.clone(),
+        );
         registry.register("http_request_seconds", "Time of HTTP requests, to the last byte", request_s.clone());
-        registry.register("first_token_seconds", "Time from a request to its first token's logits", first_token_s.clone());
+        registry.register(
+            "first_token_seconds",
+            "Time from a request to its first token's logits",
+            first_token_s.clone(),
+        );
         registry.register_collector(Box::new(Host(writer)));
         Self { registry, requests, request_s, first_token_s }
     }
@@ -87,7 +95,9 @@ const COUNTERS: [Figure<u64>; 12] = [
     ("drafted_tokens", "Tokens drafted", |s| s.drafted_tokens),
     ("accepted_tokens", "Drafted tokens that texts agreed with", |s| s.accepted_tokens),
     ("drive_read_bytes", "Bytes read from the drive", |s| s.drive.read_bytes),
-    ("lookup_resident_bytes", "Bytes of experts that were in memory when they were needed", |s| s.lookups.resident_bytes),
+    ("lookup_resident_bytes", "Bytes of experts that were in memory when they were needed", |s| {
+        s.lookups.resident_bytes
+    }),
     ("lookup_ahead_bytes", "Bytes of experts that were read or asked for before", |s| s.lookups.ahead_bytes),
     ("lookup_missed_bytes", "Bytes of experts that were neither", |s| s.lookups.missed_bytes),
 ];

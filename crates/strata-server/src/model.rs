@@ -1,11 +1,11 @@
 //! The model behind the server, as far as the server sees it.
 
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use futures_util::Stream;
 use strata_engine::host::{Event, Failure, Request, Status};
-use strata_engine::{ChatTemplate, SamplerParams, Tokenizer};
+use strata_engine::{ChatTemplate, FormError, SamplerParams, Tokenizer, Vocabulary};
 
 /// What a host tells of a request, until its `Done` or `Failed`. Whoever drops it gives the request up.
 pub type Events = Pin<Box<dyn Stream<Item = Event> + Send>>;
@@ -23,7 +23,6 @@ pub trait Writer: Send + Sync {
 }
 
 /// A model that is served.
-#[derive(Clone)]
 pub struct Model {
     /// Writes its texts.
     pub writer: Arc<dyn Writer>,
@@ -33,8 +32,17 @@ pub struct Model {
     pub context_tokens: usize,
     /// From texts to tokens and back.
     pub tokenizer: Arc<Tokenizer>,
-    /// From messages to texts.
-    pub template: Arc<ChatTemplate>,
+    /// From messages to texts; or why the model's file has nothing that does this.
+    pub template: Result<Arc<ChatTemplate>, String>,
     /// How tokens are chosen where a request does not say.
     pub sampling: SamplerParams,
+    /// Made when an answer of a form is first asked for.
+    pub vocabulary: OnceLock<Result<Arc<Vocabulary>, FormError>>,
+}
+
+impl Model {
+    /// The vocabulary made ready for answers of a form.
+    pub(crate) fn vocabulary(&self) -> Result<Arc<Vocabulary>, FormError> {
+        self.vocabulary.get_or_init(|| Vocabulary::new(&self.tokenizer)).clone()
+    }
 }

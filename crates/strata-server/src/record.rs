@@ -11,6 +11,7 @@ use crate::problem::Problem;
 
 /// A request from its arrival until the last byte of its response was handed over, or its client went away.
 pub(crate) struct Record {
+    /// From 1; the response has it, too.
     number: u64,
     method: String,
     /// As a pattern: strangers' words are not logged.
@@ -45,11 +46,6 @@ impl Record {
         })
     }
 
-    /// Number of the request, from 1.
-    pub(crate) fn number(&self) -> u64 {
-        self.number
-    }
-
     fn ending(&self) -> std::sync::MutexGuard<'_, Ending> {
         self.ending.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -81,20 +77,20 @@ impl Drop for Record {
         let written = *self.written.get_mut();
         let ending = std::mem::take(self.ending.get_mut().unwrap_or_else(PoisonError::into_inner));
         self.metrics.responded(&self.path, ending.status, elapsed);
+        if let Some(outcome) = &ending.outcome {
+            self.metrics.first_token(outcome.queue_time + outcome.prompt_time);
+        }
         if !self.is_logged {
             return;
         }
         let said = match (&ending.outcome, &ending.problem) {
-            (Some(outcome), _) => {
-                self.metrics.first_token(outcome.queue_time + outcome.prompt_time);
-                describe(outcome)
-            }
+            (Some(outcome), _) => describe(outcome),
             (None, Some(problem)) => format!(", {problem}"),
             (None, None) if ending.has_answer || ending.status == 0 => format!(", given up after {written} tokens"),
             (None, None) => String::new(),
         };
-        let (method, path, status) = (&self.method, &self.path, ending.status);
-        note(&format!("{method} {path} {status} {:.3} s{said}", elapsed.as_secs_f64()));
+        let Self { number, method, path, .. } = self;
+        note(&format!("#{number} {method} {path} {} {:.3} s{said}", ending.status, elapsed.as_secs_f64()));
     }
 }
 

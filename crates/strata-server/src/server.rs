@@ -165,7 +165,8 @@ impl Shared {
         work: impl FnOnce(&Model) -> Result<T, Problem> + Send + 'static,
     ) -> Result<T, Problem> {
         let broken = |_| Problem::new(Kind::Internal, "the server failed in reading the request");
-        let permit = self.preparing.acquire().await.map_err(|_| Problem::new(Kind::Closing, "the server is closing"))?;
+        let permit =
+            self.preparing.acquire().await.map_err(|_| Problem::new(Kind::Closing, "the server is closing"))?;
         let shared = Arc::clone(self);
         let done = tokio::task::spawn_blocking(move || work(&shared.model)).await.map_err(broken);
         drop(permit);

@@ -1,7 +1,7 @@
 //! What requests of all APIs say about how tokens are chosen, and when an answer ends.
 
 use serde_json::Value;
-use strata_engine::{LogitBias, SamplerParams};
+use strata_engine::SamplerParams;
 
 use crate::fields::{Fields, wrong};
 use crate::problem::Problem;
@@ -19,7 +19,8 @@ const MOST_LOGPROBS: u64 = 20;
 #[derive(Debug)]
 pub(crate) struct Settings {
     pub(crate) sampling: SamplerParams,
-    pub(crate) bias: LogitBias,
+    /// Added to the logits of tokens.
+    pub(crate) bias: Vec<(u32, f32)>,
     /// `None`: as many as the context has room for.
     pub(crate) max_tokens: Option<usize>,
     pub(crate) stop: Vec<String>,
@@ -37,8 +38,8 @@ impl Settings {
         set(&mut sampling.min_p, fields.number("min_p", 0.0..=1.0)?);
         set(&mut sampling.presence_penalty, fields.number("presence_penalty", -2.0..=2.0)?);
         set(&mut sampling.frequency_penalty, fields.number("frequency_penalty", -2.0..=2.0)?);
-        let repetition = fields.number("repetition_penalty", 0.01..=100.0)?;
-        set(&mut sampling.repeat_penalty, fields.number("repeat_penalty", 0.01..=100.0)?.or(repetition));
+        let repetition = fields.number("repetition_penalty", 0.1..=10.0)?;
+        set(&mut sampling.repeat_penalty, fields.number("repeat_penalty", 0.1..=10.0)?.or(repetition));
         if let Some(top_k) = fields.whole("top_k", 0..=u64::from(u32::MAX))? {
             sampling.top_k = top_k as u32;
         }
@@ -101,16 +102,18 @@ fn seed() -> u64 {
 }
 
 /// `{"token id": bias}`, as OpenAI has it.
-fn bias(fields: &mut Fields) -> Result<LogitBias, Problem> {
-    let Some(map) = fields.map("logit_bias")? else { return Ok(LogitBias::default()) };
+fn bias(fields: &mut Fields) -> Result<Vec<(u32, f32)>, Problem> {
+    let Some(map) = fields.map("logit_bias")? else { return Ok(Vec::new()) };
     if map.len() > MOST_BIASES {
         return Err(fields.problem("logit_bias", &format!("may have at most {MOST_BIASES} tokens")));
     }
     let one = |(id, value): (&String, &Value)| {
         let path = fields.path(&format!("logit_bias.{}", id.chars().take(40).collect::<String>()));
-        let id: u32 = id.parse().map_err(|_| Problem::field(&path, format!("`{path}`: the name must be a token's id")))?;
+        let id: u32 =
+            id.parse().map_err(|_| Problem::field(&path, format!("`{path}`: the name must be a token's id")))?;
         let bias = value.as_f64().filter(|bias| (-100.0..=100.0).contains(bias));
-        let bias = bias.ok_or_else(|| Problem::field(&path, format!("`{path}` must be a number between -100 and 100")))?;
+        let bias =
+            bias.ok_or_else(|| Problem::field(&path, format!("`{path}` must be a number between -100 and 100")))?;
         Ok((id, bias as f32))
     };
     map.iter().map(one).collect()

@@ -40,6 +40,11 @@ impl Events {
         let _ = write!(self.0, "event: {name}\ndata: {data}\n\n");
     }
 
+    /// What is to be sent.
+    pub(crate) fn text(self) -> String {
+        self.0
+    }
+
     /// Something that clients skip.
     pub(crate) fn comment(&mut self, text: &str) {
         let _ = write!(self.0, ": {text}\n\n");

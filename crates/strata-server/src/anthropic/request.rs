@@ -19,7 +19,11 @@ pub(crate) struct MessagesRequest {
 }
 
 /// Reads one. Where tokens are only counted, it need not say how many may be written.
-pub(crate) fn read(mut fields: Fields, recommended: SamplerParams, is_counted: bool) -> Result<MessagesRequest, Problem> {
+pub(crate) fn read(
+    mut fields: Fields,
+    recommended: SamplerParams,
+    is_counted: bool,
+) -> Result<MessagesRequest, Problem> {
     let model = fields.text("model")?;
     let model = fields.needed("model", model)?;
     let mut messages: Vec<Message> = texts(&mut fields, "system")?.into_iter().map(Message::System).collect();
@@ -60,8 +64,17 @@ pub(crate) fn read(mut fields: Fields, recommended: SamplerParams, is_counted: b
         form = output_format(Some(output))?;
     }
     let variables = fields.map("chat_template_kwargs")?.unwrap_or_default();
-    let conversation =
-        Conversation { messages, tools, choice, is_parallel, form, enable_thinking, thinking_tokens, effort, variables };
+    let conversation = Conversation {
+        messages,
+        tools,
+        choice,
+        is_parallel,
+        form,
+        enable_thinking,
+        thinking_tokens,
+        effort,
+        variables,
+    };
     Ok(MessagesRequest { conversation, settings, model, is_streamed, ignored: fields.left() })
 }
 

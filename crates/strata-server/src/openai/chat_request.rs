@@ -30,7 +30,8 @@ pub(crate) fn read(mut fields: Fields, recommended: SamplerParams) -> Result<Cha
     if messages.is_empty() {
         return Err(fields.problem("messages", "must not be empty"));
     }
-    let messages = messages.into_iter().map(|(path, value)| message(Fields::of(path, value)?)).collect::<Result<_, _>>()?;
+    let messages =
+        messages.into_iter().map(|(path, value)| message(Fields::of(path, value)?)).collect::<Result<_, _>>()?;
 
     take_n(&mut fields)?;
     let (is_streamed, has_usage) = take_stream(&mut fields)?;
@@ -50,7 +51,8 @@ pub(crate) fn read(mut fields: Fields, recommended: SamplerParams) -> Result<Cha
         return Err(fields.problem("modalities", "must be `text`: this model makes no other output"));
     }
     let tools = fields.list("tools")?.unwrap_or_default();
-    let tools = tools.into_iter().map(|(path, value)| chat_tool(Fields::of(path, value)?)).collect::<Result<Vec<_>, _>>()?;
+    let tools =
+        tools.into_iter().map(|(path, value)| chat_tool(Fields::of(path, value)?)).collect::<Result<Vec<_>, _>>()?;
     let choice = tool_choice(&mut fields, &tools, |choice| {
         choice.word("type", &["function"])?;
         let function = choice.object("function")?;
@@ -67,8 +69,17 @@ pub(crate) fn read(mut fields: Fields, recommended: SamplerParams) -> Result<Cha
     let enable_thinking = fields.flag("enable_thinking")?;
     let variables = fields.map("chat_template_kwargs")?.unwrap_or_default();
     let is_parallel = fields.flag("parallel_tool_calls")?.unwrap_or(true);
-    let conversation =
-        Conversation { messages, tools, choice, is_parallel, form, enable_thinking, thinking_tokens: None, effort, variables };
+    let conversation = Conversation {
+        messages,
+        tools,
+        choice,
+        is_parallel,
+        form,
+        enable_thinking,
+        thinking_tokens: None,
+        effort,
+        variables,
+    };
     Ok(ChatRequest { conversation, settings, model, is_streamed, has_usage, ignored: fields.left() })
 }
 
@@ -86,7 +97,8 @@ fn message(mut fields: Fields) -> Result<Message, Problem> {
     if role == "assistant" {
         let thinking = fields.text("reasoning_content")?.or(fields.text("reasoning")?);
         let calls = fields.list("tool_calls")?.unwrap_or_default();
-        let calls = calls.into_iter().map(|(path, value)| call(Fields::of(path, value)?)).collect::<Result<Vec<_>, _>>()?;
+        let calls =
+            calls.into_iter().map(|(path, value)| call(Fields::of(path, value)?)).collect::<Result<Vec<_>, _>>()?;
         if content.is_none() && calls.is_empty() && thinking.is_none() {
             return Err(fields.problem("content", "is missing"));
         }

@@ -69,7 +69,8 @@ fn prompt_of(path: &str, value: Value) -> Result<Prompt, Problem> {
             }
             Some(_) => {
                 let ids: Option<Vec<u32>> = list.iter().map(id).collect();
-                ids.map(Prompt::Ids).ok_or_else(|| Problem::field(path, format!("`{path}` must be a text or ids of tokens")))
+                ids.map(Prompt::Ids)
+                    .ok_or_else(|| Problem::field(path, format!("`{path}` must be a text or ids of tokens")))
             }
             None => Err(Problem::field(path, format!("`{path}` must not be empty"))),
         },

@@ -106,7 +106,11 @@ fn tool_choice(
             "auto" => ToolChoice::Auto,
             "none" => ToolChoice::None,
             "required" => ToolChoice::Required,
-            _ => return Err(fields.problem("tool_choice", "must be `auto`, `none`, `required` or a function by its name")),
+            _ => {
+                return Err(
+                    fields.problem("tool_choice", "must be `auto`, `none`, `required` or a function by its name")
+                );
+            }
         },
         Some(object) => {
             let path = fields.path("tool_choice");

@@ -166,7 +166,11 @@ impl Responses {
             }
             ItemKind::Message => {
                 let part = json["content"][0].clone();
-                let data = [("content_index", 0.into()), ("text", item.text.as_str().into()), ("logprobs", part["logprobs"].clone())];
+                let data = [
+                    ("content_index", 0.into()),
+                    ("text", item.text.as_str().into()),
+                    ("logprobs", part["logprobs"].clone()),
+                ];
                 self.event(events, "response.output_text.done", place(&data));
                 self.event(events, "response.content_part.done", place(&[("content_index", 0.into()), ("part", part)]));
             }

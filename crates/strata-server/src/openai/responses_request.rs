@@ -58,7 +58,8 @@ pub(crate) fn read(mut fields: Fields, recommended: SamplerParams) -> Result<Res
         settings.top_logprobs = settings.top_logprobs.filter(|top| *top > 0);
     }
     let tools = fields.list("tools")?.unwrap_or_default();
-    let tools = tools.into_iter().map(|(path, value)| function(Fields::of(path, value)?)).collect::<Result<Vec<_>, _>>()?;
+    let tools =
+        tools.into_iter().map(|(path, value)| function(Fields::of(path, value)?)).collect::<Result<Vec<_>, _>>()?;
     let choice = tool_choice(&mut fields, &tools, |choice| {
         choice.word("type", &["function"])?;
         let name = choice.text("name")?;
@@ -95,8 +96,17 @@ pub(crate) fn read(mut fields: Fields, recommended: SamplerParams) -> Result<Res
         "truncation": "disabled",
         "background": false,
     });
-    let conversation =
-        Conversation { messages, tools, choice, is_parallel, form, enable_thinking, thinking_tokens: None, effort, variables };
+    let conversation = Conversation {
+        messages,
+        tools,
+        choice,
+        is_parallel,
+        form,
+        enable_thinking,
+        thinking_tokens: None,
+        effort,
+        variables,
+    };
     Ok(ResponsesRequest { conversation, settings, model, is_streamed, echo, ignored: fields.left() })
 }
 
@@ -180,7 +190,6 @@ fn said(messages: &mut Vec<Message>) -> &mut Said {
         _ => unreachable!("it was pushed"),
     }
 }
-
 
 /// A text, or parts that are texts.
 fn parts(fields: &mut Fields, name: &str) -> Result<String, Problem> {
