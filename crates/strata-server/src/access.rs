@@ -8,8 +8,10 @@ use subtle::ConstantTimeEq;
 
 use crate::problem::{Kind, Problem};
 
-/// What is open to everyone: it tells nothing.
-const OPEN: [&str; 1] = ["/health"];
+/// Whether a path is open to everyone: it tells nothing, or is a file of the web page.
+fn is_open(path: &str) -> bool {
+    path == "/health" || path == "/" || path.starts_with("/assets/")
+}
 
 /// Who may ask.
 #[derive(Clone, Debug, Default)]
@@ -23,7 +25,7 @@ pub struct Access {
 }
 
 impl Access {
-    pub(crate) fn check(&self, path: &str, headers: &HeaderMap, is_page: bool) -> Result<(), Problem> {
+    pub(crate) fn check(&self, path: &str, headers: &HeaderMap) -> Result<(), Problem> {
         let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
         if self.is_local_only && !is_this_machine(host) {
             let text = "the `Host` of the request is not this machine's own: use http://127.0.0.1 or http://localhost, or start the server with --api-key";
@@ -36,7 +38,7 @@ impl Access {
             let text = "web pages of other origins may not ask: start the server with --cors-origin to let one";
             return Err(Problem::new(Kind::Forbidden, text));
         }
-        if self.api_keys.is_empty() || is_page || OPEN.contains(&path) {
+        if self.api_keys.is_empty() || is_open(path) {
             return Ok(());
         }
         let given = key(headers).unwrap_or_default();
@@ -96,7 +98,7 @@ mod tests {
     #[test]
     fn keys_come_in_two_headers() {
         let access = Access { api_keys: vec!["one".to_owned(), "two".to_owned()], ..Access::default() };
-        let is_let_in = |pairs: &[(&'static str, &str)]| access.check("/v1/models", &headers(pairs), false).is_ok();
+        let is_let_in = |pairs: &[(&'static str, &str)]| access.check("/v1/models", &headers(pairs)).is_ok();
         assert!(is_let_in(&[("authorization", "Bearer one")]) && is_let_in(&[("authorization", "bearer two")]));
         assert!(is_let_in(&[("x-api-key", "two")]));
         for (name, value) in
@@ -105,14 +107,14 @@ mod tests {
             assert!(!is_let_in(&[(name, value)]), "{name}: {value}");
         }
         assert!(!is_let_in(&[]));
-        assert!(access.check("/health", &headers(&[]), false).is_ok());
+        assert!(access.check("/health", &headers(&[])).is_ok());
     }
 
     #[test]
     fn pages_of_other_origins_are_refused() {
         let mut access = Access { is_local_only: true, ..Access::default() };
         let check = |access: &Access, host: &str, origin: &str| {
-            access.check("/v1/models", &headers(&[("host", host), ("origin", origin)]), false).is_ok()
+            access.check("/v1/models", &headers(&[("host", host), ("origin", origin)])).is_ok()
         };
         assert!(check(&access, "127.0.0.1:8080", "http://127.0.0.1:8080"));
         assert!(!check(&access, "127.0.0.1:8080", "http://evil.example"));

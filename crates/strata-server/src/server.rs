@@ -89,7 +89,7 @@ pub fn router(model: Model, options: ServerOptions) -> Router {
         preparing: Semaphore::new(PREPARED_AT_ONCE),
         started: ids::now(),
     });
-    let mut router = Router::new()
+    let router = Router::new()
         .route("/v1/chat/completions", post(chat_completions))
         .route("/v1/completions", post(completions))
         .route("/v1/responses", post(responses))
@@ -103,11 +103,8 @@ pub fn router(model: Model, options: ServerOptions) -> Router {
         .route("/v1/status", get(status))
         .route("/v1/status/events", get(status_events))
         .route("/metrics", get(metrics_text))
-        .route("/openapi.json", get(openapi));
-    for (path, ty, bytes) in page::FILES {
-        router = router.route(path, get(move || async move { page::file(ty, bytes) }));
-    }
-    let router = router
+        .route("/openapi.json", get(openapi))
+        .merge(page::routes())
         .fallback(|| async { Problem::new(Kind::NotFound, "there is no such path; /openapi.json lists all") })
         .method_not_allowed_fallback(|| async { Problem::new(Kind::Method, "this path takes another method") })
         .layer(from_fn_with_state(Arc::clone(&shared), admitted));
@@ -146,8 +143,7 @@ async fn recorded(State(shared): App, mut request: Request, next: Next) -> Respo
 /// Lets in who may ask.
 async fn admitted(State(shared): App, request: Request, next: Next) -> Response {
     let path = request.uri().path();
-    let is_page = request.method() == Method::GET && page::FILES.iter().any(|(file, ..)| *file == path);
-    match shared.options.access.check(path, request.headers(), is_page) {
+    match shared.options.access.check(path, request.headers()) {
         Ok(()) => next.run(request).await,
         Err(problem) => problem.into_response(),
     }
