@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use serde_json::json;
 use strata_backend::{Backend, BackendError, CpuBackend, Isa, Profile, ProfiledBackend, SharedProfile, UnavailableIsa};
@@ -176,8 +176,8 @@ pub struct Engine {
     pub(crate) on_progress: Option<OnProgress>,
     // Made when they are first asked for, since a run on ids needs neither. Failures are kept as words: they are told to
     // everyone who asks.
-    tokenizer: OnceLock<Result<Tokenizer, String>>,
-    template: OnceLock<Result<ChatTemplate, String>>,
+    tokenizer: OnceLock<Result<Arc<Tokenizer>, String>>,
+    template: OnceLock<Result<Arc<ChatTemplate>, String>>,
 }
 
 impl Engine {
@@ -321,8 +321,11 @@ impl Engine {
     ///
     /// # Errors
     /// When the file has none, or one that cannot be used.
-    pub fn tokenizer(&self) -> Result<&Tokenizer, EngineError> {
-        let make = || Tokenizer::from_metadata(self.gguf.metadata()).map_err(|error| self.unusable(&error));
+    pub fn tokenizer(&self) -> Result<&Arc<Tokenizer>, EngineError> {
+        let make = || match Tokenizer::from_metadata(self.gguf.metadata()) {
+            Ok(tokenizer) => Ok(Arc::new(tokenizer)),
+            Err(error) => Err(self.unusable(&error)),
+        };
         self.tokenizer.get_or_init(make).as_ref().map_err(|problem| EngineError::Unusable(problem.clone()))
     }
 
@@ -330,8 +333,11 @@ impl Engine {
     ///
     /// # Errors
     /// When the file has none, or one that cannot be used.
-    pub fn template(&self) -> Result<&ChatTemplate, EngineError> {
-        let make = || ChatTemplate::from_metadata(self.gguf.metadata()).map_err(|error| self.unusable(&error));
+    pub fn template(&self) -> Result<&Arc<ChatTemplate>, EngineError> {
+        let make = || match ChatTemplate::from_metadata(self.gguf.metadata()) {
+            Ok(template) => Ok(Arc::new(template)),
+            Err(error) => Err(self.unusable(&error)),
+        };
         self.template.get_or_init(make).as_ref().map_err(|problem| EngineError::Unusable(problem.clone()))
     }
 

@@ -83,6 +83,18 @@ pub enum Finish {
 /// Equal tokens in a row that end a text.
 pub const MOST_EQUAL_TOKENS: usize = 256;
 
+/// Why a text ends with the last of the `written` tokens, if it does. A session has room for `room` more tokens than those
+/// before it.
+pub(crate) fn end_of(written: &[u32], end_of_turn_ids: &[u32], max_tokens: usize, room: usize) -> Option<Finish> {
+    match written.last() {
+        Some(last) if end_of_turn_ids.contains(last) => Some(Finish::EndOfTurn),
+        _ if written.len() >= max_tokens => Some(Finish::MaxTokens),
+        _ if repeats(written) => Some(Finish::Repeated),
+        _ if room == 0 => Some(Finish::ContextFull),
+        _ => None,
+    }
+}
+
 /// Whether a text ends with the same token [`MOST_EQUAL_TOKENS`] times.
 fn repeats(tokens: &[u32]) -> bool {
     match tokens.last_chunk::<MOST_EQUAL_TOKENS>() {
@@ -207,21 +219,16 @@ impl Engine {
         while tokens.len() < options.max_tokens {
             let token = sampler.sample(writing.logits(self.model.vocabulary()))?;
             let tokenizer = self.tokenizer()?;
-            if tokenizer.end_of_turn_ids().contains(&token) {
-                finish = Finish::EndOfTurn;
-                break;
-            }
             tokens.push(token);
-            on_text(detokenizer.push(tokenizer, token));
-            if tokens.len() == options.max_tokens {
-                break;
+            let room = self.model.context_tokens() - session.tokens.len();
+            let end = end_of(tokens, tokenizer.end_of_turn_ids(), options.max_tokens, room);
+            if end == Some(Finish::EndOfTurn) {
+                tokens.pop();
+            } else {
+                on_text(detokenizer.push(tokenizer, token));
             }
-            if repeats(tokens) {
-                finish = Finish::Repeated;
-                break;
-            }
-            if session.tokens.len() == self.model.context_tokens() {
-                finish = Finish::ContextFull;
+            if let Some(end) = end {
+                finish = end;
                 break;
             }
             let left = options.max_tokens - tokens.len();

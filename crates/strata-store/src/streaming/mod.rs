@@ -8,6 +8,7 @@
 mod arena;
 mod between;
 mod fake;
+mod monitor;
 mod pace;
 mod usage;
 
