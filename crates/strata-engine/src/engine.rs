@@ -19,8 +19,8 @@ use crate::plan::plan_of;
 use crate::routes::KlSampler;
 use crate::running::{Entry, Turn};
 use crate::{
-    ChatOptions, ChatTemplate, DraftOptions, MoceOptions, Route, SamplerParams, SamplingError, TemplateError,
-    Tokenizer, TokenizerError, routes, usage,
+    ChatOptions, ChatTemplate, DraftOptions, FormError, MoceOptions, Route, SamplerParams, SamplingError,
+    TemplateError, Tokenizer, TokenizerError, Vocabulary, routes, usage,
 };
 
 /// What can go wrong between a model file and text.
@@ -55,6 +55,9 @@ pub enum EngineError {
     /// No token could be chosen.
     #[error(transparent)]
     Sampling(#[from] SamplingError),
+    /// An answer cannot be held to a form.
+    #[error(transparent)]
+    Form(#[from] FormError),
     /// Nothing to go on from.
     #[error("the prompt is empty: there is nothing to continue")]
     EmptyPrompt,
@@ -178,6 +181,7 @@ pub struct Engine {
     // everyone who asks.
     tokenizer: OnceLock<Result<Arc<Tokenizer>, String>>,
     template: OnceLock<Result<Arc<ChatTemplate>, String>>,
+    form_vocabulary: OnceLock<Result<Arc<Vocabulary>, FormError>>,
 }
 
 impl Engine {
@@ -200,6 +204,16 @@ impl Engine {
         path: &Path,
         options: &EngineOptions,
         on_plan: impl FnOnce(&Plan),
+    ) -> Result<Self, EngineError> {
+        Self::open_loading(path, options, on_plan, Model::load)
+    }
+
+    /// [`open_telling`](Self::open_telling) with another way to load the model.
+    pub(crate) fn open_loading(
+        path: &Path,
+        options: &EngineOptions,
+        on_plan: impl FnOnce(&Plan),
+        load_model: impl FnOnce(&Gguf, Box<dyn Backend>, ModelOptions) -> Result<Model, ModelError>,
     ) -> Result<Self, EngineError> {
         let gguf = Gguf::open(path)?;
         let mut options = options.clone();
@@ -233,7 +247,7 @@ impl Engine {
         if plan.slots < plan.experts && options.model.streaming.usage.is_empty() {
             options.model.streaming.usage = usage::load(&gguf);
         }
-        let model = Model::load(&gguf, backend, options.model.clone()).map_err(load)?;
+        let model = load_model(&gguf, backend, options.model.clone()).map_err(load)?;
         let path = path.to_owned();
         let kl_sampler = KlSampler::new(&options);
         Ok(Self {
@@ -248,6 +262,7 @@ impl Engine {
             on_progress: None,
             tokenizer: OnceLock::new(),
             template: OnceLock::new(),
+            form_vocabulary: OnceLock::new(),
         })
     }
 
@@ -329,6 +344,15 @@ impl Engine {
         self.tokenizer.get_or_init(make).as_ref().map_err(|problem| EngineError::Unusable(problem.clone()))
     }
 
+    /// The file's vocabulary made ready for answers of a form.
+    ///
+    /// # Errors
+    /// When the file has no usable tokenizer, or one that grammars cannot use.
+    pub fn form_vocabulary(&self) -> Result<Arc<Vocabulary>, EngineError> {
+        let tokenizer = self.tokenizer()?;
+        Ok(self.form_vocabulary.get_or_init(|| Vocabulary::new(tokenizer)).clone()?)
+    }
+
     /// The file's chat template.
     ///
     /// # Errors
@@ -380,7 +404,7 @@ fn recommended_sampling(metadata: &Metadata) -> Result<SamplerParams, MetadataEr
         top_k: top_k.unwrap_or(40),
         top_p: number("top_p")?.unwrap_or(0.95),
         min_p: number("min_p")?.unwrap_or(0.05),
-        seed: 0,
+        ..SamplerParams::default()
     })
 }
 

@@ -4,9 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use strata_engine::host::{Answer, Event, Failure, FailureKind, Host, HostOptions, Outcome, Request};
-use strata_engine::{
-    DraftKind, Engine, EngineOptions, Finish, GenerateOptions, Route, SamplerParams, Stop, Tokenizer,
-};
+use strata_engine::{DraftKind, Engine, EngineOptions, Finish, GenerateOptions, Route, SamplerParams, Stop, Tokenizer};
 
 fn mini() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/strata-mini/strata-mini-iq2xs-q4_0.gguf")
@@ -19,14 +17,24 @@ const TEXTS: [&str; 4] = [
     "1, 2, 3,",
 ];
 
-const SEEDED: SamplerParams = SamplerParams { temperature: 0.9, top_k: 40, top_p: 0.95, min_p: 0.05, seed: 11 };
+fn seeded() -> SamplerParams {
+    SamplerParams { temperature: 0.9, top_k: 40, top_p: 0.95, min_p: 0.05, seed: 11, ..SamplerParams::default() }
+}
 
 fn ids(tokenizer: &Tokenizer, text: &str) -> Vec<u32> {
     tokenizer.encode(text, true).unwrap()
 }
 
 fn request(prompt: Vec<u32>, max_tokens: usize) -> Request {
-    Request { prompt, max_tokens, sampling: SEEDED, stop: Vec::new(), top_logprobs: None }
+    Request {
+        prompt,
+        max_tokens,
+        sampling: seeded(),
+        bias: Vec::new(),
+        constraint: None,
+        stop: Vec::new(),
+        top_logprobs: None,
+    }
 }
 
 /// What came of a request.
@@ -67,7 +75,7 @@ fn alone(options: &EngineOptions, prompt: &[u32], max_tokens: usize) -> (Vec<u32
     let mut engine = Engine::open(&mini(), options).unwrap();
     let mut session = engine.new_session().unwrap();
     let mut text = String::new();
-    let generate = GenerateOptions { max_tokens, sampling: SEEDED };
+    let generate = GenerateOptions { max_tokens, sampling: seeded() };
     let written = engine.generate(&mut session, prompt, &generate, &Stop::new(false), |t| text.push_str(t)).unwrap();
     (written.tokens, text, written.finish)
 }
@@ -83,9 +91,8 @@ fn texts_in_company_are_those_alone() {
         let host = Host::start(Engine::open(&mini(), &options).unwrap(), HostOptions::default()).unwrap();
         let tokenizer = host.tokenizer().clone();
         // Different lengths, and one that comes when others are half done.
-        let mut answers: Vec<_> = (0..3)
-            .map(|at| host.submit(request(ids(&tokenizer, TEXTS[at]), 24 + 16 * at)).unwrap())
-            .collect();
+        let mut answers: Vec<_> =
+            (0..3).map(|at| host.submit(request(ids(&tokenizer, TEXTS[at]), 24 + 16 * at)).unwrap()).collect();
         while !matches!(answers[1].recv_blocking(), Some(Event::Token(_))) {}
         answers.push(host.submit(request(ids(&tokenizer, TEXTS[3]), 20)).unwrap());
         for (at, answer) in answers.into_iter().enumerate() {
@@ -98,7 +105,11 @@ fn texts_in_company_are_those_alone() {
                 // Its first token was looked at before.
                 assert!(seen.tokens[..] == tokens[1..] && text.ends_with(&seen.text), "{name}, text {at}");
             } else {
-                assert!(seen.tokens == tokens && seen.text == text, "{name}, text {at}: {:?}, alone {text:?}", seen.text);
+                assert!(
+                    seen.tokens == tokens && seen.text == text,
+                    "{name}, text {at}: {:?}, alone {text:?}",
+                    seen.text
+                );
             }
         }
         host.close(Duration::ZERO).unwrap();
@@ -120,7 +131,7 @@ fn what_cannot_be_served_is_refused_at_once() {
     assert!(refused(request(vec![1, 999_999], 1)).contains("999999"));
     let message = refused(request(vec![1; 50], 11));
     assert!(message.contains("50") && message.contains("11") && message.contains("60"), "{message}");
-    let sampling = SamplerParams { top_p: 2.0, ..SEEDED };
+    let sampling = SamplerParams { top_p: 2.0, ..seeded() };
     assert!(refused(Request { sampling, ..request(vec![1], 1) }).contains("top_p"));
     // What just fits is served.
     assert!(all(host.submit(request(vec![1; 50], 10)).unwrap()).end.is_ok());

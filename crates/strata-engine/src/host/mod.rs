@@ -27,7 +27,7 @@ use self::desk::{Desk, lock};
 use self::monitor::{Monitor, memory_status};
 use self::run::Runner;
 use self::watch::{Now, watch};
-use crate::{ChatTemplate, Engine, EngineError, Sampler, SamplerParams, Tokenizer};
+use crate::{ChatTemplate, Chooser, Engine, EngineError, SamplerParams, Tokenizer};
 
 /// How a host serves.
 #[derive(Clone, Debug)]
@@ -144,8 +144,11 @@ impl Host {
                 "the prompt has {prompt_tokens} tokens and {max_tokens} more are asked for, but the context has room for {most}"
             ));
         }
-        if let Err(error) = Sampler::new(request.sampling) {
+        if let Err(error) = Chooser::new(request.sampling, request.bias.clone(), None, request.top_logprobs) {
             return invalid(error.to_string());
+        }
+        if let Some((id, _)) = request.bias.iter().find(|(id, _)| *id as usize >= self.vocabulary) {
+            return invalid(format!("a bias is for token {id}, but the model knows only {} tokens", self.vocabulary));
         }
         self.desk.ask(request, self.options.queue)
     }
@@ -217,3 +220,6 @@ impl Drop for Ending {
         self.0.gone();
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::{Drafts, Finish, RouteReceipt, SamplerParams};
+use crate::{Constraint, Drafts, Finish, RouteReceipt, SamplerParams};
 
 /// A text to be written on from a prompt.
 #[derive(Clone, Debug)]
@@ -13,6 +13,10 @@ pub struct Request {
     pub max_tokens: usize,
     /// How to choose tokens.
     pub sampling: SamplerParams,
+    /// What is added to the logits of tokens; -100 and less forbid one.
+    pub bias: Vec<(u32, f32)>,
+    /// What the answer must look like.
+    pub constraint: Option<Constraint>,
     /// Texts that end the answer; they are not a part of it.
     pub stop: Vec<String>,
     /// For so many of the most likely tokens at each place, their probabilities are told; `None`: none, and not the chosen

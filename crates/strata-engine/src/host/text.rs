@@ -7,7 +7,7 @@ use super::desk::{Desk, Line};
 use super::stop::Stops;
 use super::{Event, Outcome, Request, Written};
 use crate::generate::end_of;
-use crate::{Detokenizer, Drafts, EngineError, Finish, RouteReceipt, Sampler, Tokenizer};
+use crate::{Chooser, Detokenizer, Drafts, EngineError, Finish, RouteReceipt, Tokenizer};
 
 /// What comes after a token.
 pub(super) enum Next {
@@ -36,7 +36,7 @@ pub(super) struct Text {
     given: usize,
     /// A step failed that it had a part in: until it has written more than so many tokens it goes alone, so that only one text fails.
     alone_until: usize,
-    sampler: Sampler,
+    chooser: Chooser,
     detokenizer: Detokenizer,
     stops: Stops,
     began: Instant,
@@ -47,13 +47,16 @@ pub(super) struct Text {
 
 impl Text {
     pub(super) fn new(line: Arc<Line>, request: Request, routed: Option<RouteReceipt>) -> Result<Self, EngineError> {
+        let Request { sampling, bias, constraint, top_logprobs, .. } = &request;
+        let mut chooser = Chooser::new(*sampling, bias.clone(), constraint.clone(), *top_logprobs)?;
+        chooser.read(&request.prompt);
         Ok(Self {
             line,
             reused_tokens: 0,
             written: Vec::new(),
             given: 0,
             alone_until: 0,
-            sampler: Sampler::new(request.sampling)?,
+            chooser,
             detokenizer: Detokenizer::new(true),
             stops: Stops::new(request.stop.clone()),
             request,
@@ -103,15 +106,16 @@ impl Text {
             self.given += 1;
             return Ok(Next::Token(*token, left(self.given)));
         }
-        let token = self.sampler.sample(logits)?;
+        let (token, choice) = self.chooser.choose(logits)?;
         self.written.push(token);
         self.given = self.written.len();
-        let end = end_of(&self.written, tokenizer.end_of_turn_ids(), self.request.max_tokens, room);
-        if let Some(finish @ Finish::EndOfTurn) = end {
+        let (ends, is_finished) = (tokenizer.end_of_turn_ids(), self.chooser.is_finished());
+        let end = end_of(&self.written, ends, is_finished, self.request.max_tokens, room);
+        if let Some(finish) = end.filter(|_| ends.contains(&token)) {
             return Ok(Next::End(self.finish(finish)));
         }
         let (text, stop) = self.stops.push(self.detokenizer.push(tokenizer, token));
-        self.line.tell(Event::Token(Written { token, text, choice: None }));
+        self.line.tell(Event::Token(Written { token, text, choice }));
         Ok(match (stop, end) {
             (Some(stop), _) => Next::End(Ending { text: String::new(), finish: Finish::EndOfTurn, stop: Some(stop) }),
             (None, Some(finish)) => Next::End(self.finish(finish)),
