@@ -7,7 +7,6 @@
 
 mod desk;
 mod monitor;
-mod passes;
 mod request;
 mod run;
 mod status;

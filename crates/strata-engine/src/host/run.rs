@@ -9,12 +9,11 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use strata_model::qwen4exp::{Checkpoint, LayerView, Moment, Observer};
+use strata_model::qwen4exp::{Checkpoint, DECODE_ROWS, LayerView, Moment, Observer, Part, Reading, Workspace};
 use strata_store::scheduler::{ByClass, Class};
 
 use super::desk::{Desk, Line};
 use super::monitor::{Monitor, Sample};
-use super::passes::{self, Part, Reading, Workspace};
 use super::text::{Ending, Next, Text};
 use super::watch::{Doing, Now};
 use super::{
@@ -112,8 +111,14 @@ impl Runner {
     ) -> Result<Self, EngineError> {
         let parallel = options.parallel.max(1);
         let free = (0..parallel).map(|_| engine.new_session()).collect::<Result<_, _>>()?;
+        let strip_rows = engine.options.model.strip_rows.min(engine.model.pass_tokens());
+        // Steps, and what drafts and comparisons do for one text, are done in the model's own.
+        let large = engine.model.take_workspace()?;
+        let of_steps = engine.model.new_workspace(parallel * DECODE_ROWS)?;
+        engine.model.put_workspace(of_steps);
+        let small = (1..parallel).map(|_| engine.model.new_workspace(strip_rows)).collect::<Result<_, _>>()?;
         Ok(Self {
-            strip_rows: engine.options.model.strip_rows.min(engine.model.pass_tokens()),
+            strip_rows,
             engine,
             tokenizer,
             desk,
@@ -121,8 +126,8 @@ impl Runner {
             monitor,
             totals: Totals::default(),
             free,
-            large: Some(Workspace),
-            small: (1..parallel).map(|_| Workspace).collect(),
+            large: Some(large),
+            small,
             again: VecDeque::new(),
             reading: Vec::new(),
             writing: Vec::new(),
@@ -223,7 +228,7 @@ impl Runner {
         text.begin(reused_tokens);
         let rows = ids.len().min(self.engine.model.pass_tokens()) as u64;
         let Session { sequence, tokens, window_start } = session;
-        let reading = passes::begin_reading(sequence, ids, workspace);
+        let reading = self.engine.model.begin_reading(sequence, ids, workspace, Vec::new());
         let tag = self.served + rows;
         self.totals.reused += reused_tokens as u64;
         self.totals.prompt += reused_tokens as u64;
@@ -276,7 +281,12 @@ impl Runner {
         for Writer { session, writing, .. } in &mut writers {
             parts.push(Part { sequence: &mut session.sequence, ids: writing.ids() });
         }
-        let result = passes::step(&mut self.engine.model, &mut parts, &mut self.logits, observer);
+        let model = &mut self.engine.model;
+        let result = model.take_workspace().and_then(|mut workspace| {
+            let result = model.step(&mut workspace, &mut parts, &mut self.logits, observer);
+            model.put_workspace(workspace);
+            result
+        });
         let seconds = start.elapsed().as_secs_f64();
         match result {
             Ok(()) => {
@@ -330,7 +340,7 @@ impl Runner {
         self.does(Doing::Reading { request: self.reading[at].text.line.id });
         let reader = &mut self.reading[at];
         let observer = &mut Watched { lines: vec![reader.text.line.clone()], now: &self.now };
-        match passes::advance(&mut self.engine.model, &mut reader.reading, observer) {
+        match self.engine.model.advance(&mut reader.reading, observer) {
             Ok(is_complete) => {
                 self.served = reader.tag;
                 reader.tag += reader.rows;
@@ -356,7 +366,7 @@ impl Runner {
 
     fn begin_writing(&mut self, reader: Reader) {
         let Reader { mut text, reading, is_large, window_start, mut tokens, .. } = reader;
-        let (sequence, workspace, logits) = passes::finish_reading(reading);
+        let (sequence, workspace, logits, _) = self.engine.model.finish_reading(reading);
         self.put_back(workspace, is_large);
         tokens.clone_from(&text.request.prompt);
         text.begin_writing();
@@ -375,7 +385,7 @@ impl Runner {
     /// A prompt is not read to its end.
     fn give_up(&mut self, reader: Reader) {
         let Reader { reading, is_large, tokens, window_start, .. } = reader;
-        let (sequence, workspace, _) = passes::finish_reading(reading);
+        let (sequence, workspace) = self.engine.model.give_up_reading(reading);
         self.put_back(workspace, is_large);
         let mut session = Session { sequence, tokens, window_start };
         self.engine.reset(&mut session);

@@ -80,4 +80,12 @@ impl Model {
             None => self.new_workspace(self.most_pass_tokens),
         }
     }
+
+    /// Makes a workspace the model's own, for [`forward`](Self::forward), [`decode`](Self::decode) and
+    /// [`draft`](Self::draft).
+    pub fn put_workspace(&mut self, workspace: Workspace) {
+        if let Some(other) = self.workspace.replace(workspace) {
+            self.free_workspace(other);
+        }
+    }
 }
