@@ -211,6 +211,9 @@ pub trait Backend: Send {
     /// When there is not enough memory.
     fn new_pass(&mut self, shape: &PassShape) -> Result<PassId, BackendError>;
 
+    /// Gives the memory of a pass back; the handle is dead.
+    fn free_pass(&mut self, pass: PassId);
+
     /// What keys and values are kept in unless a user says otherwise: what loses nothing that products would use.
     fn default_kv(&self) -> KvType;
 

@@ -134,6 +134,8 @@ impl Backend for RecordingBackend {
         Ok(PassId(self.passes.len() as u32 - 1))
     }
 
+    fn free_pass(&mut self, _pass: PassId) {}
+
     fn default_kv(&self) -> KvType {
         KvType::Float32
     }

@@ -179,8 +179,8 @@ pub struct Engine {
     pub(crate) on_progress: Option<OnProgress>,
     // Made when they are first asked for, since a run on ids needs neither. Failures are kept as words: they are told to
     // everyone who asks.
-    tokenizer: OnceLock<Result<Tokenizer, String>>,
-    template: OnceLock<Result<ChatTemplate, String>>,
+    tokenizer: OnceLock<Result<Arc<Tokenizer>, String>>,
+    template: OnceLock<Result<Arc<ChatTemplate>, String>>,
     form_vocabulary: OnceLock<Result<Arc<Vocabulary>, FormError>>,
 }
 
@@ -204,6 +204,16 @@ impl Engine {
         path: &Path,
         options: &EngineOptions,
         on_plan: impl FnOnce(&Plan),
+    ) -> Result<Self, EngineError> {
+        Self::open_loading(path, options, on_plan, Model::load)
+    }
+
+    /// [`open_telling`](Self::open_telling) with another way to load the model.
+    pub(crate) fn open_loading(
+        path: &Path,
+        options: &EngineOptions,
+        on_plan: impl FnOnce(&Plan),
+        load_model: impl FnOnce(&Gguf, Box<dyn Backend>, ModelOptions) -> Result<Model, ModelError>,
     ) -> Result<Self, EngineError> {
         let gguf = Gguf::open(path)?;
         let mut options = options.clone();
@@ -237,7 +247,7 @@ impl Engine {
         if plan.slots < plan.experts && options.model.streaming.usage.is_empty() {
             options.model.streaming.usage = usage::load(&gguf);
         }
-        let model = Model::load(&gguf, backend, options.model.clone()).map_err(load)?;
+        let model = load_model(&gguf, backend, options.model.clone()).map_err(load)?;
         let path = path.to_owned();
         let kl_sampler = KlSampler::new(&options);
         Ok(Self {
@@ -326,8 +336,11 @@ impl Engine {
     ///
     /// # Errors
     /// When the file has none, or one that cannot be used.
-    pub fn tokenizer(&self) -> Result<&Tokenizer, EngineError> {
-        let make = || Tokenizer::from_metadata(self.gguf.metadata()).map_err(|error| self.unusable(&error));
+    pub fn tokenizer(&self) -> Result<&Arc<Tokenizer>, EngineError> {
+        let make = || match Tokenizer::from_metadata(self.gguf.metadata()) {
+            Ok(tokenizer) => Ok(Arc::new(tokenizer)),
+            Err(error) => Err(self.unusable(&error)),
+        };
         self.tokenizer.get_or_init(make).as_ref().map_err(|problem| EngineError::Unusable(problem.clone()))
     }
 
@@ -344,8 +357,11 @@ impl Engine {
     ///
     /// # Errors
     /// When the file has none, or one that cannot be used.
-    pub fn template(&self) -> Result<&ChatTemplate, EngineError> {
-        let make = || ChatTemplate::from_metadata(self.gguf.metadata()).map_err(|error| self.unusable(&error));
+    pub fn template(&self) -> Result<&Arc<ChatTemplate>, EngineError> {
+        let make = || match ChatTemplate::from_metadata(self.gguf.metadata()) {
+            Ok(template) => Ok(Arc::new(template)),
+            Err(error) => Err(self.unusable(&error)),
+        };
         self.template.get_or_init(make).as_ref().map_err(|problem| EngineError::Unusable(problem.clone()))
     }
 

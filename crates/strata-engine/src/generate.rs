@@ -83,6 +83,24 @@ pub enum Finish {
 /// Equal tokens in a row that end a text.
 pub const MOST_EQUAL_TOKENS: usize = 256;
 
+/// Why a text ends with the last of the `written` tokens, if it does: because that ends a turn, its form is complete, or there
+/// may be no more. A session has room for `room` more tokens than those before it.
+pub(crate) fn end_of(
+    written: &[u32],
+    end_of_turn_ids: &[u32],
+    is_finished: bool,
+    max_tokens: usize,
+    room: usize,
+) -> Option<Finish> {
+    match written.last() {
+        Some(last) if is_finished || end_of_turn_ids.contains(last) => Some(Finish::EndOfTurn),
+        _ if written.len() >= max_tokens => Some(Finish::MaxTokens),
+        _ if repeats(written) => Some(Finish::Repeated),
+        _ if room == 0 => Some(Finish::ContextFull),
+        _ => None,
+    }
+}
+
 /// Whether a text ends with the same token [`MOST_EQUAL_TOKENS`] times.
 fn repeats(tokens: &[u32]) -> bool {
     match tokens.last_chunk::<MOST_EQUAL_TOKENS>() {
@@ -225,25 +243,16 @@ impl Engine {
         while tokens.len() < max_tokens {
             let (token, _) = chooser.choose(writing.logits(self.model.vocabulary()))?;
             let tokenizer = self.tokenizer()?;
-            if tokenizer.end_of_turn_ids().contains(&token) {
-                finish = Finish::EndOfTurn;
-                break;
-            }
             tokens.push(token);
-            on_text(detokenizer.push(tokenizer, token));
-            if chooser.is_finished() {
-                finish = Finish::EndOfTurn;
-                break;
+            let room = self.model.context_tokens() - session.tokens.len();
+            let end = end_of(tokens, tokenizer.end_of_turn_ids(), chooser.is_finished(), max_tokens, room);
+            if tokenizer.end_of_turn_ids().contains(&token) {
+                tokens.pop();
+            } else {
+                on_text(detokenizer.push(tokenizer, token));
             }
-            if tokens.len() == max_tokens {
-                break;
-            }
-            if repeats(tokens) {
-                finish = Finish::Repeated;
-                break;
-            }
-            if session.tokens.len() == self.model.context_tokens() {
-                finish = Finish::ContextFull;
+            if let Some(end) = end {
+                finish = end;
                 break;
             }
             let left = max_tokens - tokens.len();

@@ -137,7 +137,7 @@ impl Scheduler {
         for (rank, index) in experts.iter().enumerate().take(RANKS) {
             let Some(number) = self.number(ExpertId { layer, index: *index }) else { continue };
             let expert = &mut self.experts[number as usize];
-            if expert.need != Need::Nothing || expert.failed_in_pass == Some(self.pass) {
+            if !matches!(expert.need, Need::Nothing | Need::Left) || expert.failed_in_pass == Some(self.pass) {
                 continue;
             }
             expert.need = Need::Forecast;
@@ -204,7 +204,7 @@ impl Scheduler {
     }
 
     /// Forgets the forecast at hand: what is not demanded, in memory or not, and also what was on its way when it was made.
-    fn drop_choices(&mut self) {
+    pub(super) fn drop_choices(&mut self) {
         self.ahead.choices.clear();
         let Some(layer) = self.ahead.layer.take() else { return };
         for at in 0..self.wanted[layer as usize].len() {

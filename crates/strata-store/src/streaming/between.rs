@@ -1,6 +1,6 @@
 //! Between passes: loading what stays in memory, forgetting, becoming smaller.
 
-use super::{StreamingStore, scheduler};
+use super::{Failure, StreamingStore, scheduler};
 use crate::StoreError;
 use crate::scheduler::Class;
 
@@ -14,15 +14,16 @@ impl StreamingStore {
         let total: u64 =
             self.scheduler.hot_to_load().map(|id| self.records.layers[id.layer as usize].record_bytes()).sum();
         let before = self.counts().read[Class::HotSet].bytes;
-        // What earlier passes could not read is no concern of this.
-        self.failures.clear();
+        // What passes could not read is no concern of this.
+        let scheduler = &self.scheduler;
+        self.failures.retain(|failure| scheduler.is_left(failure.pass));
         self.refused = None;
         loop {
             self.pump();
             if let Some(error) = self.refused.take() {
                 return Err(error);
             }
-            if let Some((expert, _)) = self.failures.last() {
+            if let Some(Failure { expert, .. }) = self.failures.iter().find(|failure| failure.pass == self.pass) {
                 return Err(self.failure(*expert));
             }
             let loaded = self.counts().read[Class::HotSet].bytes - before;
@@ -48,7 +49,7 @@ impl StreamingStore {
     }
 
     /// Forgets everything that is in the arena: the hot set that the profile says is to be loaded anew. What was learned
-    /// of forecasts is kept.
+    /// of forecasts is kept. A pass that was left cannot go on afterwards.
     ///
     /// # Errors
     /// When reads under way do not end.
@@ -84,13 +85,14 @@ impl StreamingStore {
     /// When there would be fewer slots than [`Limits::least_slots`](crate::scheduler::Limits::least_slots), or reads under way do not end. Nothing has changed then.
     ///
     /// # Panics
-    /// When a pass is under way, or slots are out that stand for others ([`set_fake`](Self::set_fake)).
+    /// When a pass is within a layer, or slots are out that stand for others ([`set_fake`](Self::set_fake)).
     pub fn shrink(&mut self, slots: usize) -> Result<(), StoreError> {
         if slots >= self.slots() {
             return Ok(());
         }
         self.check_no_fake_is_out();
         self.settle()?;
+        self.scheduler.leave_pass();
         self.scheduler.shrink(slots as u32)?;
         self.fake = None;
         self.queue.forget_memory();

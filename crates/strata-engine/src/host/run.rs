@@ -1,0 +1,490 @@
+//! The thread that runs the model: which request's pass is next.
+//!
+//! In turns, all texts that are written go on by a step together, and prompts by a layer: a prompt that needs the large
+//! workspace by one, short ones by as many as take the time of a step. Of the prompts, the one is next that has had the
+//! fewest rows computed since it came (its *tag*, as fair queues of networks have it), so that a short one is done before
+//! the next layer of a long one, and none waits for ever.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use strata_model::qwen4exp::{Checkpoint, DECODE_ROWS, LayerView, Moment, Observer, Part, Reading, Workspace};
+use strata_store::scheduler::{ByClass, Class};
+
+use super::desk::{Desk, Line};
+use super::monitor::{Monitor, Sample};
+use super::text::{Ending, Next, Text};
+use super::watch::{Doing, Now};
+use super::{
+    ArenaStatus, DriveStatus, Event, Failure, FailureKind, HostOptions, LookupStatus, Request, RequestStatus,
+    SequencePhase,
+};
+use crate::drafts::Writing;
+use crate::{Drafts, Engine, EngineError, Session, Tokenizer};
+
+/// A prompt being read.
+struct Reader {
+    text: Text,
+    reading: Reading,
+    is_large: bool,
+    /// Rows of its pass.
+    rows: u64,
+    /// When its next layer is due, in rows.
+    tag: u64,
+    /// Of its tokens, those that count as read.
+    counted: u64,
+    /// What the session has besides its sequence.
+    tokens: Vec<u32>,
+    window_start: Option<Checkpoint>,
+}
+
+/// A text being written.
+struct Writer {
+    text: Text,
+    session: Session,
+    writing: Writing,
+}
+
+/// Lets passes be given up when nobody waits for any of their texts, and tells who watches of each layer.
+struct Watched<'a> {
+    lines: Vec<Arc<Line>>,
+    now: &'a Now,
+}
+
+impl Observer for Watched<'_> {
+    fn is_cancelled(&self) -> bool {
+        self.lines.iter().all(|line| line.is_over())
+    }
+
+    fn at(&mut self, moment: Moment, view: &mut LayerView<'_>) {
+        if moment == Moment::LayerDone {
+            self.now.did(view.layer);
+            self.lines.iter().for_each(|line| line.moves());
+        }
+    }
+}
+
+/// Tokens so far.
+#[derive(Clone, Copy, Default)]
+struct Totals {
+    prompt: u64,
+    reused: u64,
+    written: u64,
+    drafted: u64,
+    accepted: u64,
+}
+
+/// The model, and what every request has of it.
+pub(super) struct Runner {
+    engine: Engine,
+    tokenizer: Arc<Tokenizer>,
+    desk: Arc<Desk>,
+    now: Arc<Now>,
+    monitor: Arc<Monitor>,
+    totals: Totals,
+    strip_rows: usize,
+    /// Sessions of no request, the one that rests longest first.
+    free: VecDeque<Session>,
+    large: Option<Workspace>,
+    small: Vec<Workspace>,
+    /// Texts that are to be taken up again.
+    again: VecDeque<Text>,
+    reading: Vec<Reader>,
+    writing: Vec<Writer>,
+    /// The tag of the layer that was done last.
+    served: u64,
+    /// Of all rows of a step.
+    logits: Vec<f32>,
+}
+
+impl Runner {
+    /// # Errors
+    /// When there is not enough memory for so many sessions.
+    pub(super) fn new(
+        mut engine: Engine,
+        tokenizer: Arc<Tokenizer>,
+        desk: Arc<Desk>,
+        now: Arc<Now>,
+        monitor: Arc<Monitor>,
+        options: &HostOptions,
+    ) -> Result<Self, EngineError> {
+        let parallel = options.parallel.max(1);
+        let free = (0..parallel).map(|_| engine.new_session()).collect::<Result<_, _>>()?;
+        let strip_rows = engine.options.model.strip_rows.min(engine.model.pass_tokens());
+        // Steps, and what drafts and comparisons do for one text, are done in the model's own.
+        let large = engine.model.take_workspace()?;
+        let of_steps = engine.model.new_workspace(parallel * DECODE_ROWS)?;
+        engine.model.put_workspace(of_steps);
+        let small = (1..parallel).map(|_| engine.model.new_workspace(strip_rows)).collect::<Result<_, _>>()?;
+        Ok(Self {
+            strip_rows,
+            engine,
+            tokenizer,
+            desk,
+            now,
+            monitor,
+            totals: Totals::default(),
+            free,
+            large: Some(large),
+            small,
+            again: VecDeque::new(),
+            reading: Vec::new(),
+            writing: Vec::new(),
+            served: 0,
+            logits: Vec::new(),
+        })
+    }
+
+    /// Serves requests until no more will come.
+    pub(super) fn run(&mut self) {
+        loop {
+            self.does(Doing::Arranging);
+            self.let_go();
+            self.admit();
+            if self.reading.is_empty() && self.writing.is_empty() {
+                self.does(Doing::Waiting);
+                self.leave_copy();
+                if !self.desk.wait() {
+                    return;
+                }
+                continue;
+            }
+            let began = Instant::now();
+            self.write();
+            self.read(began.elapsed());
+            if self.monitor.is_due() {
+                self.leave_copy();
+            }
+        }
+    }
+
+    /// Ends the model's work: what was learned of its use is kept.
+    pub(super) fn finish(mut self) -> Result<(), EngineError> {
+        self.engine.save_usage()
+    }
+
+    /// Frees what requests have that nobody waits for any more.
+    fn let_go(&mut self) {
+        self.again.retain(|text| !text.line.is_over());
+        while let Some(at) = self.reading.iter().position(|reader| reader.text.line.is_over()) {
+            let reader = self.reading.remove(at);
+            self.give_up(reader);
+        }
+        while let Some(at) = self.writing.iter().position(|writer| writer.text.line.is_over()) {
+            let writer = self.writing.remove(at);
+            self.rest(writer.session, writer.writing);
+        }
+    }
+
+    /// Gives sessions and workspaces to those that wait, the first first; but whoever needs the large workspace while it is in
+    /// use stops nobody who does not.
+    fn admit(&mut self) {
+        while !self.free.is_empty() {
+            let fits = |request: &Request| {
+                let (_, reused_tokens) = self.start_of(&request.prompt);
+                let is_short = request.prompt.len() - reused_tokens <= self.strip_rows;
+                self.large.is_some() || (is_short && !self.small.is_empty())
+            };
+            let text = match self.again.iter().position(|text| fits(&text.request)) {
+                Some(at) => self.again.remove(at).expect("it was found there"),
+                None => {
+                    let Some((line, request)) = self.desk.take(fits) else { return };
+                    match Text::new(line.clone(), request, self.engine.route_receipt()) {
+                        Ok(text) => text,
+                        Err(error) => {
+                            self.fail(&line, &error);
+                            continue;
+                        }
+                    }
+                }
+            };
+            self.begin(text);
+        }
+    }
+
+    /// Which free session a prompt goes on from, and how many of its tokens that has taken. At least the last token is read:
+    /// its logits are needed.
+    fn start_of(&self, prompt: &[u32]) -> (usize, usize) {
+        let taken = |session: &Session| match prompt.strip_prefix(&session.tokens[..]) {
+            Some([_, ..]) => session.tokens.len(),
+            _ => 0,
+        };
+        // Of equal ones the one that rests longest.
+        let best = (0..self.free.len()).rev().max_by_key(|at| taken(&self.free[*at])).expect("a free session");
+        (best, taken(&self.free[best]))
+    }
+
+    fn begin(&mut self, mut text: Text) {
+        let (at, reused_tokens) = self.start_of(&text.request.prompt);
+        let mut session = self.free.remove(at).expect("it was found there");
+        if reused_tokens == 0 {
+            self.engine.reset(&mut session);
+        }
+        let ids = text.request.prompt[reused_tokens..].to_vec();
+        let small = if ids.len() <= self.strip_rows { self.small.pop() } else { None };
+        let is_large = small.is_none();
+        let workspace = small.or_else(|| self.large.take()).expect("who fits has one");
+        text.begin(reused_tokens);
+        let rows = ids.len().min(self.engine.model.pass_tokens()) as u64;
+        let Session { sequence, tokens, window_start } = session;
+        let reading = self.engine.model.begin_reading(sequence, ids, workspace, Vec::new());
+        let tag = self.served + rows;
+        self.totals.reused += reused_tokens as u64;
+        self.totals.prompt += reused_tokens as u64;
+        self.reading.push(Reader { text, reading, is_large, rows, tag, counted: 0, tokens, window_start });
+    }
+
+    /// All texts go on by a step.
+    fn write(&mut self) {
+        let (mut company, mut alone) = (Vec::new(), Vec::new());
+        for mut writer in std::mem::take(&mut self.writing) {
+            let before = writer.text.written.len();
+            let chosen = self.choose(&mut writer);
+            self.totals.written += (writer.text.written.len() - before) as u64;
+            match chosen {
+                Ok(None) if writer.text.goes_alone() => alone.push(vec![writer]),
+                Ok(None) => company.push(writer),
+                Ok(Some(ending)) => self.end(writer, ending),
+                Err(error) => self.fail_writer(writer, &error),
+            }
+        }
+        std::iter::once(company).chain(alone).filter(|writers| !writers.is_empty()).for_each(|w| self.step(w));
+    }
+
+    /// Chooses tokens until one needs a pass, which is proposed, or ends the text.
+    fn choose(&mut self, writer: &mut Writer) -> Result<Option<Ending>, EngineError> {
+        let Writer { text, session, writing } = writer;
+        let (vocabulary, context_tokens) = (self.engine.model.vocabulary(), self.engine.model.context_tokens());
+        loop {
+            let room = context_tokens - session.tokens.len();
+            let (token, left) = match text.next(writing.logits(vocabulary), &self.tokenizer, room)? {
+                Next::End(ending) => return Ok(Some(ending)),
+                Next::Token(token, left) => (token, left),
+            };
+            if !writing.agrees(session, token) {
+                let observer = &mut Watched { lines: vec![text.line.clone()], now: &self.now };
+                self.engine.propose(session, writing, token, left, observer)?;
+                return Ok(None);
+            }
+        }
+    }
+
+    /// One pass for what was proposed for these texts.
+    fn step(&mut self, mut writers: Vec<Writer>) {
+        self.does(Doing::Writing { texts: writers.len() });
+        let lines = writers.iter().map(|writer| writer.text.line.clone()).collect();
+        let observer = &mut Watched { lines, now: &self.now };
+        let start = Instant::now();
+        self.logits.clear();
+        let mut parts = Vec::with_capacity(writers.len());
+        for Writer { session, writing, .. } in &mut writers {
+            parts.push(Part { sequence: &mut session.sequence, ids: writing.ids() });
+        }
+        let model = &mut self.engine.model;
+        let result = model.take_workspace().and_then(|mut workspace| {
+            let result = model.step(&mut workspace, &mut parts, &mut self.logits, observer);
+            model.put_workspace(workspace);
+            result
+        });
+        let seconds = start.elapsed().as_secs_f64();
+        match result {
+            Ok(()) => {
+                let mut logits = &self.logits[..];
+                for mut writer in writers {
+                    let of_text = writer.writing.ids().len() * self.engine.model.vocabulary();
+                    let (own, others) = logits.split_at(of_text);
+                    logits = others;
+                    writer.writing.window_logits().clear();
+                    writer.writing.window_logits().extend_from_slice(own);
+                    self.engine.passed(&mut writer.session, &mut writer.writing, seconds);
+                    self.writing.push(writer);
+                }
+            }
+            Err(error) if writers.len() == 1 => {
+                let writer = writers.pop().expect("there is one");
+                self.fail_writer(writer, &error.into());
+            }
+            // Whose fault it was shows when each goes alone; the others are none the worse for it.
+            Err(error) => {
+                eprintln!(
+                    "strata: a step of {} texts failed, so they are taken up again one by one: {error}",
+                    writers.len()
+                );
+                for Writer { mut text, mut session, .. } in writers {
+                    self.engine.reset(&mut session);
+                    self.free.push_back(session);
+                    text.take_up_again();
+                    self.again.push_back(text);
+                }
+            }
+        }
+    }
+
+    /// Prompts go on by a layer of a large one, or by as many of short ones as take so long.
+    fn read(&mut self, step_time: Duration) {
+        let began = Instant::now();
+        loop {
+            let due = |at: &usize| (self.reading[*at].tag, self.reading[*at].text.line.id);
+            let Some(at) = (0..self.reading.len()).min_by_key(due) else { return };
+            let is_short = self.reading[at].rows <= self.strip_rows as u64;
+            self.advance(at);
+            if !is_short || began.elapsed() >= step_time {
+                return;
+            }
+        }
+    }
+
+    /// One layer of a prompt.
+    fn advance(&mut self, at: usize) {
+        self.does(Doing::Reading { request: self.reading[at].text.line.id });
+        let reader = &mut self.reading[at];
+        let observer = &mut Watched { lines: vec![reader.text.line.clone()], now: &self.now };
+        match self.engine.model.advance(&mut reader.reading, observer) {
+            Ok(is_complete) => {
+                self.served = reader.tag;
+                reader.tag += reader.rows;
+                let progress = reader.reading.progress();
+                reader.text.tell_progress(progress);
+                let left_tokens = reader.text.request.prompt.len() - reader.tokens.len();
+                let read = (progress * left_tokens as f64).round() as u64;
+                self.totals.prompt += read - reader.counted;
+                reader.counted = read;
+                if is_complete {
+                    let reader = self.reading.remove(at);
+                    self.begin_writing(reader);
+                }
+            }
+            Err(error) => {
+                let reader = self.reading.remove(at);
+                let line = reader.text.line.clone();
+                self.give_up(reader);
+                self.fail(&line, &error.into());
+            }
+        }
+    }
+
+    fn begin_writing(&mut self, reader: Reader) {
+        let Reader { mut text, reading, is_large, window_start, mut tokens, .. } = reader;
+        let (sequence, workspace, logits, _) = self.engine.model.finish_reading(reading);
+        self.put_back(workspace, is_large);
+        tokens.clone_from(&text.request.prompt);
+        text.begin_writing();
+        let writing = self.engine.begin_writing(&text.request.prompt, logits);
+        self.writing.push(Writer { text, session: Session { sequence, tokens, window_start }, writing });
+    }
+
+    fn put_back(&mut self, workspace: Workspace, is_large: bool) {
+        if is_large {
+            self.large = Some(workspace);
+        } else {
+            self.small.push(workspace);
+        }
+    }
+
+    /// A prompt is not read to its end.
+    fn give_up(&mut self, reader: Reader) {
+        let Reader { reading, is_large, tokens, window_start, .. } = reader;
+        let (sequence, workspace) = self.engine.model.give_up_reading(reading);
+        self.put_back(workspace, is_large);
+        let mut session = Session { sequence, tokens, window_start };
+        self.engine.reset(&mut session);
+        self.free.push_front(session);
+    }
+
+    /// An answer is complete.
+    fn end(&mut self, writer: Writer, ending: Ending) {
+        let Writer { text, session, writing } = writer;
+        let routes = self.engine.routed_since(text.routed);
+        let drafts = self.rest(session, writing);
+        text.end(&self.desk, ending, drafts, routes);
+    }
+
+    /// A session is of no request any more, and keeps what it has. Gives what became of the text's drafts.
+    fn rest(&mut self, mut session: Session, mut writing: Writing) -> Drafts {
+        // What it cannot take back it forgets.
+        let is_settled = self.engine.settle(&mut session, &mut writing).is_ok();
+        // What it wrote itself it may have routed in another way than a prompt would be.
+        if !is_settled || self.engine.moce().is_some() {
+            self.engine.reset(&mut session);
+        }
+        self.free.push_back(session);
+        self.totals.drafted += writing.drafts.proposed as u64;
+        self.totals.accepted += writing.drafts.accepted as u64;
+        writing.drafts
+    }
+
+    fn fail_writer(&mut self, writer: Writer, error: &EngineError) {
+        let Writer { text, mut session, .. } = writer;
+        self.engine.reset(&mut session);
+        self.free.push_front(session);
+        self.fail(&text.line, error);
+    }
+
+    /// Ends a line, unless it is over.
+    fn fail(&self, line: &Arc<Line>, error: &EngineError) {
+        let failure = Failure { kind: FailureKind::Internal, message: error.to_string() };
+        self.desk.end(line, Some(Event::Failed(failure)));
+    }
+
+    /// Says what it does from now on.
+    fn does(&mut self, doing: Doing) {
+        let reads = self.engine.model.streaming().map_or(0, |store| store.reads_under_way());
+        self.now.is(doing, reads);
+    }
+
+    /// Leaves a copy of all counts for monitors.
+    fn leave_copy(&mut self) {
+        let rows = self.engine.model.row_counts();
+        let mut drive = DriveStatus::default();
+        let (mut lookups, mut arena, mut busy) = (LookupStatus::default(), ArenaStatus::default(), Duration::ZERO);
+        if let Some(store) = self.engine.model.streaming() {
+            let counts = store.counts();
+            let sum = |by: &ByClass| by[Class::Demand].bytes + by[Class::ReadAhead].bytes + by[Class::HotSet].bytes;
+            let waited_s = (store.exposed_wait() + rows.exposed_wait).as_secs_f64();
+            drive = DriveStatus {
+                reader: store.describe_reader(),
+                read_bytes: sum(&counts.read) + rows.read_bytes,
+                wasted_bytes: sum(&counts.wasted),
+                waited_s,
+                ..drive
+            };
+            let (resident, ahead, missed) = (counts.resident.bytes, counts.ahead.bytes, counts.missed.bytes);
+            lookups = LookupStatus { resident_bytes: resident, ahead_bytes: ahead, missed_bytes: missed };
+            busy = store.busy();
+            arena.slots = store.slots() as u64;
+            arena.resident_by_layer = store.resident_by_layer();
+        }
+        arena.slot_bytes = self.engine.plan().slot_bytes;
+        arena.experts = self.engine.model.config().moe.experts as u64;
+        let totals = self.totals;
+        let sample = Sample {
+            at: Instant::now(),
+            prompt_tokens: totals.prompt,
+            written_tokens: totals.written,
+            read_bytes: drive.read_bytes,
+            busy,
+        };
+        let readers =
+            self.reading.iter().map(|reader| (&reader.text, reader.reading.progress(), SequencePhase::Reading));
+        let writers = self.writing.iter().map(|writer| (&writer.text, 1.0, SequencePhase::Writing));
+        let active = readers.chain(writers).map(|(text, progress, phase)| {
+            let request = RequestStatus {
+                id: text.line.id,
+                phase,
+                prompt_tokens: text.request.prompt.len(),
+                reused_tokens: text.reused_tokens,
+                progress,
+                written_tokens: text.written.len(),
+                age_s: 0.0,
+            };
+            (text.line.asked, request)
+        });
+        self.monitor.leave(sample, active.collect(), |status| {
+            (status.prompt_tokens, status.reused_tokens) = (totals.prompt, totals.reused);
+            status.written_tokens = totals.written;
+            (status.drafted_tokens, status.accepted_tokens) = (totals.drafted, totals.accepted);
+            (status.drive, status.lookups, status.arena) = (drive, lookups, arena);
+        });
+    }
+}
