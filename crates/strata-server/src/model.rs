@@ -4,7 +4,7 @@ use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
 
 use futures_util::Stream;
-use strata_engine::host::{Event, Failure, Request, Status};
+use strata_engine::host::{Answer, Event, Failure, Host, Request, Status};
 use strata_engine::{ChatTemplate, FormError, SamplerParams, Tokenizer, Vocabulary};
 
 /// What a host tells of a request, until its `Done` or `Failed`. Whoever drops it gives the request up.
@@ -41,8 +41,33 @@ pub struct Model {
 }
 
 impl Model {
+    /// The model of a host.
+    pub fn of(host: &Arc<Host>) -> Self {
+        Self {
+            writer: Arc::<Host>::clone(host),
+            name: host.model().to_owned(),
+            context_tokens: host.context_tokens(),
+            tokenizer: Arc::clone(host.tokenizer()),
+            template: host.template().cloned().map_err(|problem| problem.to_string()),
+            sampling: host.sampling(),
+            vocabulary: OnceLock::new(),
+        }
+    }
+
     /// The vocabulary made ready for answers of a form.
     pub(crate) fn vocabulary(&self) -> Result<Arc<Vocabulary>, FormError> {
         self.vocabulary.get_or_init(|| Vocabulary::new(&self.tokenizer)).clone()
+    }
+}
+
+impl Writer for Host {
+    fn submit(&self, request: Request) -> Result<Events, Failure> {
+        let answer = Host::submit(self, request)?;
+        let next = |mut answer: Answer| async { answer.recv().await.map(|event| (event, answer)) };
+        Ok(Box::pin(futures_util::stream::unfold(answer, next)))
+    }
+
+    fn status(&self) -> Status {
+        Host::status(self)
     }
 }

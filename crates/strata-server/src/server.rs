@@ -30,6 +30,8 @@ use crate::{anthropic, body, chat, ids, openai, page, sse, tokens};
 pub struct ServerOptions {
     /// Who may ask.
     pub access: Access,
+    /// The name that clients are told; `None`: the model's own.
+    pub name: Option<String>,
     /// The most bytes of a request's body.
     pub body_bytes: usize,
     /// The most time in which a request's head, and then its body, must arrive.
@@ -44,6 +46,7 @@ impl Default for ServerOptions {
     fn default() -> Self {
         Self {
             access: Access::default(),
+            name: None,
             body_bytes: 16 << 20,
             arrival_time: Duration::from_secs(30),
             answer_time: None,
@@ -177,7 +180,11 @@ impl Shared {
 
     /// The name that a response gives the model: the one that was asked for, since clients compare.
     fn name(&self, asked: Option<String>) -> String {
-        asked.unwrap_or_else(|| self.model.name.clone())
+        asked.unwrap_or_else(|| self.own_name().to_owned())
+    }
+
+    fn own_name(&self) -> &str {
+        self.options.name.as_ref().unwrap_or(&self.model.name)
     }
 }
 
@@ -296,7 +303,7 @@ async fn detokenize(State(shared): App, headers: HeaderMap, body: Body) -> Resul
 
 /// The model, in the words of both families.
 fn model_json(shared: &Shared) -> Value {
-    let Model { name, context_tokens, .. } = &shared.model;
+    let (name, context_tokens) = (shared.own_name(), shared.model.context_tokens);
     json!({
         "id": name,
         "object": "model",
@@ -310,13 +317,13 @@ fn model_json(shared: &Shared) -> Value {
 }
 
 async fn models(State(shared): App) -> Json<Value> {
-    let name = &shared.model.name;
+    let name = shared.own_name();
     let data = [model_json(&shared)];
     Json(json!({ "object": "list", "data": data, "has_more": false, "first_id": name, "last_id": name }))
 }
 
 async fn model_by_name(State(shared): App, Path(id): Path<String>) -> Result<Json<Value>, Problem> {
-    match id == shared.model.name {
+    match id == shared.own_name() {
         true => Ok(Json(model_json(&shared))),
         false => Err(Problem::new(Kind::NotFound, "there is no such model; /v1/models lists all")),
     }
