@@ -4,11 +4,11 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Command, ExitStatus, Stdio};
 
-const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/strata-mini/strata-mini-iq2xs-q4_0.gguf");
+use crate::command;
 
 fn strata(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_strata"));
-    command.args(["serve", "-m", MODEL, "--context", "512", "--parallel", "2"]).args(arguments);
+    let mut command = command(&["serve", "--context", "512", "--parallel", "2"]);
+    command.args(arguments);
     command.stderr(Stdio::piped()).stdout(Stdio::null());
     command
 }
