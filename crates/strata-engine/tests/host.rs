@@ -136,3 +136,70 @@ fn what_cannot_be_served_is_refused_at_once() {
     // What just fits is served.
     assert!(all(host.submit(request(vec![1; 50], 10)).unwrap()).end.is_ok());
 }
+
+#[test]
+fn a_stop_text_ends_an_answer_and_is_no_part_of_it() {
+    let host = Host::start(Engine::open(&mini(), &EngineOptions::default()).unwrap(), HostOptions::default()).unwrap();
+    let prompt = ids(host.tokenizer(), TEXTS[2]);
+    let plain = all(host.submit(request(prompt.clone(), 40)).unwrap());
+    let whole = plain.text.clone();
+    assert!(plain.end.as_ref().is_ok_and(|end| end.stop.is_none() && end.written_tokens == 40));
+    // Every text of some letters from the middle, wherever the borders of tokens are.
+    let letters: Vec<usize> = whole.char_indices().map(|(at, _)| at).collect();
+    for (from, to) in [(30, 34), (41, 42), (50, 62)] {
+        let stop = &whole[letters[from]..letters[to]];
+        let stops = vec!["never there".to_owned(), stop.to_owned()];
+        let seen = all(host.submit(Request { stop: stops, ..request(prompt.clone(), 40) }).unwrap());
+        let end = seen.end.unwrap();
+        assert_eq!((end.stop.as_deref(), end.finish), (Some(stop), Finish::EndOfTurn));
+        assert_eq!(seen.text, whole[..whole.find(stop).unwrap()]);
+        assert!(end.written_tokens < 40 && plain.tokens.starts_with(&seen.tokens));
+    }
+}
+
+#[test]
+fn probabilities_come_with_tokens_when_they_are_asked_for() {
+    let host = Host::start(Engine::open(&mini(), &EngineOptions::default()).unwrap(), HostOptions::default()).unwrap();
+    let greedy = SamplerParams::default();
+    let asked = Request { sampling: greedy, top_logprobs: Some(3), ..request(ids(host.tokenizer(), TEXTS[1]), 5) };
+    let mut answer = host.submit(asked).unwrap();
+    let mut tokens = 0;
+    while let Some(event) = answer.recv_blocking() {
+        let Event::Token(written) = event else { continue };
+        let choice = written.choice.expect("it was asked for");
+        assert_eq!((choice.top.len(), choice.top[0]), (3, (written.token, choice.logprob)), "the most likely is chosen");
+        assert!(choice.logprob < 0.0 && choice.top.is_sorted_by(|a, b| a.1 >= b.1));
+        tokens += 1;
+    }
+    assert_eq!(tokens, 5);
+}
+
+#[test]
+fn a_host_that_closes_ends_every_answer_with_a_reason() {
+    let options = || HostOptions { parallel: 1, ..HostOptions::default() };
+    let start = || Host::start(Engine::open(&mini(), &EngineOptions::default()).unwrap(), options()).unwrap();
+    let kind = |seen: &Seen| seen.end.as_ref().err().map(|failure| failure.kind);
+    let first_token = |answer: &mut Answer| while !matches!(answer.recv_blocking(), Some(Event::Token(_))) {};
+
+    let host = start();
+    let prompt = ids(host.tokenizer(), TEXTS[1]);
+    let mut first = host.submit(request(prompt.clone(), 50)).unwrap();
+    first_token(&mut first);
+    let second = host.submit(request(prompt.clone(), 50)).unwrap();
+    assert_eq!((host.status().queued, host.status().parallel, host.status().queue_limit), (1, 1, 64));
+    host.close(Duration::from_secs(60)).unwrap();
+    let (first, second) = (all(first), all(second));
+    assert!(first.end.is_ok() && first.tokens.len() == 49, "{first:?}");
+    assert_eq!((kind(&second), second.tokens.len()), (Some(FailureKind::Closing), 0));
+    assert_eq!(host.submit(request(prompt.clone(), 5)).err().unwrap().kind, FailureKind::Closing);
+    host.close(Duration::ZERO).unwrap();
+    let status = host.status();
+    assert_eq!((status.done, status.failed, status.written_tokens, status.active.len()), (1, 1, 50, 0));
+    assert_eq!((status.prompt_tokens, status.reused_tokens), (prompt.len() as u64, 0));
+
+    let host = start();
+    let mut answer = host.submit(request(prompt, 400)).unwrap();
+    first_token(&mut answer);
+    host.close(Duration::ZERO).unwrap();
+    assert_eq!(kind(&all(answer)), Some(FailureKind::Closing));
+}

@@ -138,25 +138,31 @@ impl Runner {
 
     /// Serves requests until no more will come.
     pub(super) fn run(&mut self) {
-        loop {
-            self.does(Doing::Arranging);
-            self.let_go();
-            self.admit();
-            if self.reading.is_empty() && self.writing.is_empty() {
-                self.does(Doing::Waiting);
-                self.leave_copy();
-                if !self.desk.wait() {
-                    return;
-                }
-                continue;
-            }
+        while self.turn() || self.desk.wait() {}
+    }
+
+    /// One turn. `false`: there was nothing to do.
+    pub(super) fn turn(&mut self) -> bool {
+        self.does(Doing::Arranging);
+        self.let_go();
+        self.admit();
+        let is_at_work = self.in_use() > 0;
+        if is_at_work {
             let began = Instant::now();
             self.write();
             self.read(began.elapsed());
-            if self.monitor.is_due() {
-                self.leave_copy();
-            }
+        } else {
+            self.does(Doing::Waiting);
         }
+        if !is_at_work || self.monitor.is_due() {
+            self.leave_copy();
+        }
+        is_at_work
+    }
+
+    /// Requests that have a session.
+    pub(super) fn in_use(&self) -> usize {
+        self.reading.len() + self.writing.len()
     }
 
     /// Ends the model's work: what was learned of its use is kept.

@@ -1,8 +1,6 @@
 //! Hosts whose drive fails.
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use strata_gguf::Gguf;
 use strata_model::qwen4exp::{LayerView, Model, Moment, Observer, Rows};
@@ -11,14 +9,9 @@ use strata_store::reads::faulty::{Fault, Faults, Faulty, Rule};
 use strata_store::reads::{self, Port};
 
 use super::*;
-use crate::EngineOptions;
 
 const TEXTS: [&str; 2] = ["The reader opens the file and", "In the year of the great storm, the harbour was full of"];
 const TOKENS: usize = 12;
-
-fn mini() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/strata-mini/strata-mini-iq2xs-q4_0.gguf")
-}
 
 /// An engine with an eighth of its experts in memory, all of whose reads have `faults`.
 fn open(faults: &Faults, stuck_after: Duration) -> Engine {
@@ -41,23 +34,7 @@ fn host(faults: &Faults, stuck_after: Duration, stall_after: Duration) -> Host {
 }
 
 fn ask(host: &Host, text: &str) -> Answer {
-    let prompt = host.tokenizer().encode(text, true).unwrap();
-    let (sampling, stop) = (SamplerParams::default(), Vec::new());
-    let (bias, constraint, top_logprobs) = (Vec::new(), None, None);
-    host.submit(Request { prompt, max_tokens: TOKENS, sampling, bias, constraint, stop, top_logprobs }).unwrap()
-}
-
-/// The tokens, or why there are no more.
-fn all(mut answer: Answer) -> (Vec<u32>, Option<Failure>) {
-    let mut tokens = Vec::new();
-    loop {
-        match answer.recv_blocking().expect("an end") {
-            Event::Reading { .. } => {}
-            Event::Token(written) => tokens.push(written.token),
-            Event::Done(_) => return (tokens, None),
-            Event::Failed(failure) => return (tokens, Some(failure)),
-        }
-    }
+    host.submit(request(host.tokenizer().encode(text, true).unwrap(), TOKENS)).unwrap()
 }
 
 const LONG: Duration = Duration::from_secs(60);
@@ -175,15 +152,7 @@ fn field_report_50_a_request_that_hangs_is_ended_and_says_what_it_waited_for() {
 #[test]
 fn a_fault_of_the_program_leaves_nobody_waiting() {
     let desk = Arc::new(Desk::new());
-    let request = Request {
-        prompt: vec![1],
-        max_tokens: 1,
-        sampling: SamplerParams::default(),
-        bias: Vec::new(),
-        constraint: None,
-        stop: Vec::new(),
-        top_logprobs: None,
-    };
+    let request = request(vec![1], 1);
     let answers = [desk.ask(request.clone(), 2).unwrap(), desk.ask(request.clone(), 2).unwrap()];
     assert_eq!(desk.ask(request.clone(), 2).err().unwrap().kind, FailureKind::Busy);
     desk.take(|_| true).unwrap();
