@@ -167,7 +167,11 @@ fn probabilities_come_with_tokens_when_they_are_asked_for() {
     while let Some(event) = answer.recv_blocking() {
         let Event::Token(written) = event else { continue };
         let choice = written.choice.expect("it was asked for");
-        assert_eq!((choice.top.len(), choice.top[0]), (3, (written.token, choice.logprob)), "the most likely is chosen");
+        assert_eq!(
+            (choice.top.len(), choice.top[0]),
+            (3, (written.token, choice.logprob)),
+            "the most likely is chosen"
+        );
         assert!(choice.logprob < 0.0 && choice.top.is_sorted_by(|a, b| a.1 >= b.1));
         tokens += 1;
     }

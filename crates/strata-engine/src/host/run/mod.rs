@@ -5,22 +5,20 @@
 //! fewest rows computed since it came (its *tag*, as fair queues of networks have it), so that a short one is done before
 //! the next layer of a long one, and none waits for ever.
 
+mod told;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use strata_model::qwen4exp::{Checkpoint, DECODE_ROWS, LayerView, Moment, Observer, Part, Reading, Workspace};
-use strata_store::scheduler::{ByClass, Class};
 
-use super::desk::{Desk, Line};
-use super::monitor::{Monitor, Sample};
-use super::text::{Ending, Next, Text};
-use super::watch::{Doing, Now};
-use super::{
-    ArenaStatus, DriveStatus, Event, Failure, FailureKind, HostOptions, LookupStatus, Request, RequestStatus,
-    SequencePhase,
-};
 use crate::drafts::Writing;
+use crate::host::desk::{Desk, Line};
+use crate::host::monitor::Monitor;
+use crate::host::text::{Ending, Next, Text};
+use crate::host::watch::{Doing, Now};
+use crate::host::{Event, Failure, FailureKind, HostOptions, Request};
 use crate::{Drafts, Engine, EngineError, Session, Tokenizer};
 
 /// A prompt being read.
@@ -270,6 +268,7 @@ impl Runner {
             };
             if !writing.agrees(session, token) {
                 let observer = &mut Watched { lines: vec![text.line.clone()], now: &self.now };
+                let left = if text.goes_alone() { 1 } else { left };
                 self.engine.propose(session, writing, token, left, observer)?;
                 return Ok(None);
             }
@@ -307,23 +306,28 @@ impl Runner {
                     self.writing.push(writer);
                 }
             }
-            Err(error) if writers.len() == 1 => {
-                let writer = writers.pop().expect("there is one");
-                self.fail_writer(writer, &error.into());
-            }
-            // Whose fault it was shows when each goes alone; the others are none the worse for it.
             Err(error) => {
-                eprintln!(
-                    "strata: a step of {} texts failed, so they are taken up again one by one: {error}",
-                    writers.len()
-                );
-                for Writer { mut text, mut session, .. } in writers {
-                    self.engine.reset(&mut session);
-                    self.free.push_back(session);
-                    text.take_up_again();
-                    self.again.push_back(text);
+                let error = EngineError::from(error);
+                // Drafts may need what their text does not.
+                let is_alone = writers.len() == 1 && writers[0].writing.ids().len() == 1;
+                if is_alone || error.is_cancelled() {
+                    writers.into_iter().for_each(|writer| self.fail_writer(writer, &error));
+                } else {
+                    self.take_up_again(writers, &error);
                 }
             }
+        }
+    }
+
+    /// A pass failed. Whose fault it was shows when each text goes alone; the others are none the worse for it.
+    fn take_up_again(&mut self, writers: Vec<Writer>, error: &EngineError) {
+        let requests: Vec<_> = writers.iter().map(|writer| writer.text.line.id.to_string()).collect();
+        eprintln!("strata: a pass failed, so requests {} are taken up again one by one: {error}", requests.join(", "));
+        for Writer { mut text, mut session, .. } in writers {
+            self.engine.reset(&mut session);
+            self.free.push_back(session);
+            text.take_up_again();
+            self.again.push_back(text);
         }
     }
 
@@ -437,60 +441,5 @@ impl Runner {
     fn does(&mut self, doing: Doing) {
         let reads = self.engine.model.streaming().map_or(0, |store| store.reads_under_way());
         self.now.is(doing, reads);
-    }
-
-    /// Leaves a copy of all counts for monitors.
-    fn leave_copy(&mut self) {
-        let rows = self.engine.model.row_counts();
-        let mut drive = DriveStatus::default();
-        let (mut lookups, mut arena, mut busy) = (LookupStatus::default(), ArenaStatus::default(), Duration::ZERO);
-        if let Some(store) = self.engine.model.streaming() {
-            let counts = store.counts();
-            let sum = |by: &ByClass| by[Class::Demand].bytes + by[Class::ReadAhead].bytes + by[Class::HotSet].bytes;
-            let waited_s = (store.exposed_wait() + rows.exposed_wait).as_secs_f64();
-            drive = DriveStatus {
-                reader: store.describe_reader(),
-                read_bytes: sum(&counts.read) + rows.read_bytes,
-                wasted_bytes: sum(&counts.wasted),
-                waited_s,
-                ..drive
-            };
-            let (resident, ahead, missed) = (counts.resident.bytes, counts.ahead.bytes, counts.missed.bytes);
-            lookups = LookupStatus { resident_bytes: resident, ahead_bytes: ahead, missed_bytes: missed };
-            busy = store.busy();
-            arena.slots = store.slots() as u64;
-            arena.resident_by_layer = store.resident_by_layer();
-        }
-        arena.slot_bytes = self.engine.plan().slot_bytes;
-        arena.experts = self.engine.model.config().moe.experts as u64;
-        let totals = self.totals;
-        let sample = Sample {
-            at: Instant::now(),
-            prompt_tokens: totals.prompt,
-            written_tokens: totals.written,
-            read_bytes: drive.read_bytes,
-            busy,
-        };
-        let readers =
-            self.reading.iter().map(|reader| (&reader.text, reader.reading.progress(), SequencePhase::Reading));
-        let writers = self.writing.iter().map(|writer| (&writer.text, 1.0, SequencePhase::Writing));
-        let active = readers.chain(writers).map(|(text, progress, phase)| {
-            let request = RequestStatus {
-                id: text.line.id,
-                phase,
-                prompt_tokens: text.request.prompt.len(),
-                reused_tokens: text.reused_tokens,
-                progress,
-                written_tokens: text.written.len(),
-                age_s: 0.0,
-            };
-            (text.line.asked, request)
-        });
-        self.monitor.leave(sample, active.collect(), |status| {
-            (status.prompt_tokens, status.reused_tokens) = (totals.prompt, totals.reused);
-            status.written_tokens = totals.written;
-            (status.drafted_tokens, status.accepted_tokens) = (totals.drafted, totals.accepted);
-            (status.drive, status.lookups, status.arena) = (drive, lookups, arena);
-        });
     }
 }
