@@ -4,6 +4,7 @@
 mod checkpoint;
 mod config;
 mod flops;
+mod fork;
 mod forward;
 mod gdn;
 mod head;
