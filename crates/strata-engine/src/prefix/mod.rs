@@ -164,6 +164,15 @@ impl Prefixes {
         Ok(())
     }
 
+    /// [`keep`](Self::keep) with a checkpoint that was taken within a pass, after the tokens of `text`.
+    pub fn keep_taken(&mut self, place: usize, text: &[u32], point: Point, checkpoint: Checkpoint) {
+        let added = self.book.add(place, text, point, false);
+        self.drop_kept(&added.dropped);
+        if let Some(id) = added.id.filter(|_| !added.is_there) {
+            self.kept.insert(id, Kept { checkpoint, logits: Vec::new() });
+        }
+    }
+
     /// A place is free again; its sequence stays as it is. `text` is what it has taken, and `is_whole` whether its state is
     /// that after the last of these tokens: not when it was stopped within a pass, nor when what it wrote was
     /// [routed in another way](crate::Route::Cached) than a prompt would be. A sequence that was emptied has taken nothing.

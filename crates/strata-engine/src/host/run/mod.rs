@@ -5,6 +5,7 @@
 //! fewest rows computed since it came (its *tag*, as fair queues of networks have it), so that a short one is done before
 //! the next layer of a long one, and none waits for ever.
 
+mod places;
 mod told;
 
 use std::collections::VecDeque;
@@ -18,12 +19,14 @@ use crate::host::desk::{Desk, Line};
 use crate::host::monitor::Monitor;
 use crate::host::text::{Ending, Next, Text};
 use crate::host::watch::{Doing, Now};
-use crate::host::{Event, Failure, FailureKind, HostOptions, Request};
+use crate::host::{Event, Failure, FailureKind, HostOptions};
+use crate::prefix::{Point, PrefixOptions, Prefixes};
 use crate::{Drafts, Engine, EngineError, Session, Tokenizer};
 
 /// A prompt being read.
 struct Reader {
     text: Text,
+    place: usize,
     reading: Reading,
     is_large: bool,
     /// Rows of its pass.
@@ -32,6 +35,8 @@ struct Reader {
     tag: u64,
     /// Of its tokens, those that count as read.
     counted: u64,
+    /// Where checkpoints will have been taken, the next first.
+    stops: VecDeque<(usize, Point)>,
     /// What the session has besides its sequence.
     tokens: Vec<u32>,
     window_start: Option<Checkpoint>,
@@ -40,6 +45,7 @@ struct Reader {
 /// A text being written.
 struct Writer {
     text: Text,
+    place: usize,
     session: Session,
     writing: Writing,
 }
@@ -82,8 +88,11 @@ pub(super) struct Runner {
     monitor: Arc<Monitor>,
     totals: Totals,
     strip_rows: usize,
-    /// Sessions of no request, the one that rests longest first.
-    free: VecDeque<Session>,
+    /// By place; `None`: a request has it.
+    sessions: Vec<Option<Session>>,
+    prefixes: Prefixes,
+    /// The most checkpoints, those on their way among them.
+    checkpoints: usize,
     large: Option<Workspace>,
     small: Vec<Workspace>,
     /// Texts that are to be taken up again.
@@ -108,7 +117,8 @@ impl Runner {
         options: &HostOptions,
     ) -> Result<Self, EngineError> {
         let parallel = options.parallel.max(1);
-        let free = (0..parallel).map(|_| engine.new_session()).collect::<Result<_, _>>()?;
+        let sessions = (0..parallel).map(|_| engine.new_session().map(Some)).collect::<Result<_, _>>()?;
+        let HostOptions { checkpoints, checkpoint_every_tokens: every_tokens, .. } = *options;
         let strip_rows = engine.options.model.strip_rows.min(engine.model.pass_tokens());
         // Steps, and what drafts and comparisons do for one text, are done in the model's own.
         let large = engine.model.take_workspace()?;
@@ -123,7 +133,9 @@ impl Runner {
             now,
             monitor,
             totals: Totals::default(),
-            free,
+            sessions,
+            prefixes: Prefixes::new(parallel, PrefixOptions { checkpoints, every_tokens }),
+            checkpoints,
             large: Some(large),
             small,
             again: VecDeque::new(),
@@ -141,7 +153,7 @@ impl Runner {
 
     /// One turn. `false`: there was nothing to do.
     pub(super) fn turn(&mut self) -> bool {
-        self.does(Doing::Arranging);
+        self.now.is(Doing::Arranging);
         self.let_go();
         self.admit();
         let is_at_work = self.in_use() > 0;
@@ -150,7 +162,7 @@ impl Runner {
             self.write();
             self.read(began.elapsed());
         } else {
-            self.does(Doing::Waiting);
+            self.now.is(Doing::Waiting);
         }
         if !is_at_work || self.monitor.is_due() {
             self.leave_copy();
@@ -166,77 +178,6 @@ impl Runner {
     /// Ends the model's work: what was learned of its use is kept.
     pub(super) fn finish(mut self) -> Result<(), EngineError> {
         self.engine.save_usage()
-    }
-
-    /// Frees what requests have that nobody waits for any more.
-    fn let_go(&mut self) {
-        self.again.retain(|text| !text.line.is_over());
-        while let Some(at) = self.reading.iter().position(|reader| reader.text.line.is_over()) {
-            let reader = self.reading.remove(at);
-            self.give_up(reader);
-        }
-        while let Some(at) = self.writing.iter().position(|writer| writer.text.line.is_over()) {
-            let writer = self.writing.remove(at);
-            self.rest(writer.session, writer.writing);
-        }
-    }
-
-    /// Gives sessions and workspaces to those that wait, the first first; but whoever needs the large workspace while it is in
-    /// use stops nobody who does not.
-    fn admit(&mut self) {
-        while !self.free.is_empty() {
-            let fits = |request: &Request| {
-                let (_, reused_tokens) = self.start_of(&request.prompt);
-                let is_short = request.prompt.len() - reused_tokens <= self.strip_rows;
-                self.large.is_some() || (is_short && !self.small.is_empty())
-            };
-            let text = match self.again.iter().position(|text| fits(&text.request)) {
-                Some(at) => self.again.remove(at).expect("it was found there"),
-                None => {
-                    let Some((line, request)) = self.desk.take(fits) else { return };
-                    match Text::new(line.clone(), request, self.engine.route_receipt()) {
-                        Ok(text) => text,
-                        Err(error) => {
-                            self.fail(&line, &error);
-                            continue;
-                        }
-                    }
-                }
-            };
-            self.begin(text);
-        }
-    }
-
-    /// Which free session a prompt goes on from, and how many of its tokens that has taken. At least the last token is read:
-    /// its logits are needed.
-    fn start_of(&self, prompt: &[u32]) -> (usize, usize) {
-        let taken = |session: &Session| match prompt.strip_prefix(&session.tokens[..]) {
-            Some([_, ..]) => session.tokens.len(),
-            _ => 0,
-        };
-        // Of equal ones the one that rests longest.
-        let best = (0..self.free.len()).rev().max_by_key(|at| taken(&self.free[*at])).expect("a free session");
-        (best, taken(&self.free[best]))
-    }
-
-    fn begin(&mut self, mut text: Text) {
-        let (at, reused_tokens) = self.start_of(&text.request.prompt);
-        let mut session = self.free.remove(at).expect("it was found there");
-        if reused_tokens == 0 {
-            self.engine.reset(&mut session);
-        }
-        let ids = text.request.prompt[reused_tokens..].to_vec();
-        let small = if ids.len() <= self.strip_rows { self.small.pop() } else { None };
-        let is_large = small.is_none();
-        let workspace = small.or_else(|| self.large.take()).expect("who fits has one");
-        text.begin(reused_tokens);
-        let rows = ids.len().min(self.engine.model.pass_tokens()) as u64;
-        let Session { sequence, tokens, window_start } = session;
-        let reading = self.engine.model.begin_reading(sequence, ids, workspace, Vec::new());
-        let tag = self.served + rows;
-        self.totals.reused += reused_tokens as u64;
-        self.totals.prompt += reused_tokens as u64;
-        self.reading.push(Reader { text, reading, is_large, rows, tag, counted: 0, tokens, window_start });
     }
 
     /// All texts go on by a step.
@@ -277,7 +218,7 @@ impl Runner {
 
     /// One pass for what was proposed for these texts.
     fn step(&mut self, mut writers: Vec<Writer>) {
-        self.does(Doing::Writing { texts: writers.len() });
+        self.now.is(Doing::Writing { texts: writers.len() });
         let lines = writers.iter().map(|writer| writer.text.line.clone()).collect();
         let observer = &mut Watched { lines, now: &self.now };
         let start = Instant::now();
@@ -323,9 +264,8 @@ impl Runner {
     fn take_up_again(&mut self, writers: Vec<Writer>, error: &EngineError) {
         let requests: Vec<_> = writers.iter().map(|writer| writer.text.line.id.to_string()).collect();
         eprintln!("strata: a pass failed, so requests {} are taken up again one by one: {error}", requests.join(", "));
-        for Writer { mut text, mut session, .. } in writers {
-            self.engine.reset(&mut session);
-            self.free.push_back(session);
+        for Writer { mut text, place, session, .. } in writers {
+            self.leave(place, session, false);
             text.take_up_again();
             self.again.push_back(text);
         }
@@ -347,7 +287,7 @@ impl Runner {
 
     /// One layer of a prompt.
     fn advance(&mut self, at: usize) {
-        self.does(Doing::Reading { request: self.reading[at].text.line.id });
+        self.now.is(Doing::Reading { request: self.reading[at].text.line.id });
         let reader = &mut self.reading[at];
         let observer = &mut Watched { lines: vec![reader.text.line.clone()], now: &self.now };
         match self.engine.model.advance(&mut reader.reading, observer) {
@@ -360,9 +300,10 @@ impl Runner {
                 let read = (progress * left_tokens as f64).round() as u64;
                 self.totals.prompt += read - reader.counted;
                 reader.counted = read;
+                self.keep_stops(at);
                 if is_complete {
                     let reader = self.reading.remove(at);
-                    self.begin_writing(reader);
+                    self.finish_reading(reader);
                 }
             }
             Err(error) => {
@@ -374,60 +315,40 @@ impl Runner {
         }
     }
 
-    fn begin_writing(&mut self, reader: Reader) {
-        let Reader { mut text, reading, is_large, window_start, mut tokens, .. } = reader;
+    /// A prompt is read.
+    fn finish_reading(&mut self, reader: Reader) {
+        let Reader { text, place, reading, is_large, window_start, mut tokens, .. } = reader;
         let (sequence, workspace, logits, _) = self.engine.model.finish_reading(reading);
         self.put_back(workspace, is_large);
         tokens.clone_from(&text.request.prompt);
-        text.begin_writing();
-        let writing = self.engine.begin_writing(&text.request.prompt, logits);
-        self.writing.push(Writer { text, session: Session { sequence, tokens, window_start }, writing });
-    }
-
-    fn put_back(&mut self, workspace: Workspace, is_large: bool) {
-        if is_large {
-            self.large = Some(workspace);
-        } else {
-            self.small.push(workspace);
+        let session = Session { sequence, tokens, window_start };
+        let (prompt, model) = (&text.request.prompt, &mut self.engine.model);
+        match self.prefixes.keep(model, place, &session.sequence, prompt, Point::Prompt, Some(&logits)) {
+            Ok(()) => self.begin_writing(text, place, session, logits),
+            Err(error) => {
+                self.leave(place, session, true);
+                self.fail(&text.line, &error);
+            }
         }
     }
 
-    /// A prompt is not read to its end.
-    fn give_up(&mut self, reader: Reader) {
-        let Reader { reading, is_large, tokens, window_start, .. } = reader;
-        let (sequence, workspace) = self.engine.model.give_up_reading(reading);
-        self.put_back(workspace, is_large);
-        let mut session = Session { sequence, tokens, window_start };
-        self.engine.reset(&mut session);
-        self.free.push_front(session);
+    fn begin_writing(&mut self, mut text: Text, place: usize, session: Session, logits: Vec<f32>) {
+        text.begin_writing();
+        let writing = self.engine.begin_writing(&text.request.prompt, logits);
+        self.writing.push(Writer { text, place, session, writing });
     }
 
     /// An answer is complete.
     fn end(&mut self, writer: Writer, ending: Ending) {
-        let Writer { text, session, writing } = writer;
+        let Writer { text, place, session, writing } = writer;
         let routes = self.engine.routed_since(text.routed);
-        let drafts = self.rest(session, writing);
+        let drafts = self.rest(place, session, writing);
         text.end(&self.desk, ending, drafts, routes);
     }
 
-    /// A session is of no request any more, and keeps what it has. Gives what became of the text's drafts.
-    fn rest(&mut self, mut session: Session, mut writing: Writing) -> Drafts {
-        // What it cannot take back it forgets.
-        let is_settled = self.engine.settle(&mut session, &mut writing).is_ok();
-        // What it wrote itself it may have routed in another way than a prompt would be.
-        if !is_settled || self.engine.moce().is_some() {
-            self.engine.reset(&mut session);
-        }
-        self.free.push_back(session);
-        self.totals.drafted += writing.drafts.proposed as u64;
-        self.totals.accepted += writing.drafts.accepted as u64;
-        writing.drafts
-    }
-
     fn fail_writer(&mut self, writer: Writer, error: &EngineError) {
-        let Writer { text, mut session, .. } = writer;
-        self.engine.reset(&mut session);
-        self.free.push_front(session);
+        let Writer { text, place, session, .. } = writer;
+        self.leave(place, session, false);
         self.fail(&text.line, error);
     }
 
@@ -435,11 +356,5 @@ impl Runner {
     fn fail(&self, line: &Arc<Line>, error: &EngineError) {
         let failure = Failure { kind: FailureKind::Internal, message: error.to_string() };
         self.desk.end(line, Some(Event::Failed(failure)));
-    }
-
-    /// Says what it does from now on.
-    fn does(&mut self, doing: Doing) {
-        let reads = self.engine.model.streaming().map_or(0, |store| store.reads_under_way());
-        self.now.is(doing, reads);
     }
 }

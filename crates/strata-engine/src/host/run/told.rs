@@ -56,10 +56,12 @@ impl Runner {
             };
             (text.line.asked, request)
         });
+        let (checkpoints, checkpoint_bytes) = (self.prefixes.checkpoints(), self.prefixes.bytes() as u64);
         self.monitor.leave(sample, active.collect(), |status| {
             (status.prompt_tokens, status.reused_tokens) = (totals.prompt, totals.reused);
             status.written_tokens = totals.written;
             (status.drafted_tokens, status.accepted_tokens) = (totals.drafted, totals.accepted);
+            (status.checkpoints, status.checkpoint_bytes) = (checkpoints, checkpoint_bytes);
             (status.drive, status.lookups, status.arena) = (drive, lookups, arena);
         });
     }

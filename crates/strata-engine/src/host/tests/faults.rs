@@ -92,7 +92,7 @@ fn field_report_29_52_an_expert_that_cannot_be_read_ends_one_answer_and_no_other
     let faults = Faults::default();
     let sound = host(&faults, LONG, LONG);
     let want = TEXTS.map(|text| all(ask(&sound, text)).0);
-    assert!(want.iter().all(|tokens| tokens.len() == TOKENS), "{want:?}");
+    assert!(want[0].len() == TOKENS && want[1].len() > 4, "{want:?}");
     drop(sound);
 
     let [of_prompt, after] = experts(TEXTS[0], &want[0]);
@@ -126,8 +126,8 @@ fn field_report_50_a_request_that_hangs_is_ended_and_says_what_it_waited_for() {
     let want = all(ask(&sound, TEXTS[0])).0;
     drop(sound);
 
-    // The drive answers nothing, and nobody but the watchdog minds.
-    let stuck = host(&faults, LONG, Duration::from_millis(100));
+    // The drive answers nothing, and the watchdog minds long before the store does.
+    let stuck = host(&faults, Duration::from_secs(1), Duration::from_millis(100));
     faults.set(rule(0..u64::MAX, Fault::Stuck));
     let waiting: Vec<_> = (0..6).map(|_| ask(&stuck, TEXTS[0])).collect();
     for answer in waiting {
@@ -135,9 +135,12 @@ fn field_report_50_a_request_that_hangs_is_ended_and_says_what_it_waited_for() {
         let failure = failure.expect("nothing can be read");
         assert_eq!((tokens.len(), failure.kind), (0, FailureKind::Stalled));
         assert!(failure.message.contains("the model's thread reads the prompt of request 1"), "{failure:?}");
+        assert!(!failure.message.contains(" 0 reads are under way"), "{failure:?}");
     }
     faults.set(Vec::new());
-    serves(&stuck, &want);
+    // When the model's thread has noticed, it serves again. On a slow machine it may be too slow for this watchdog.
+    let served = (0..300).map(|_| all(ask(&stuck, TEXTS[0]))).find(|(_, failure)| failure.is_none());
+    assert_eq!(served, Some((want.clone(), None)));
     stuck.close(Duration::ZERO).unwrap();
 
     // The store's own watchdog comes first.

@@ -17,7 +17,8 @@ impl Bed {
         change(&mut options);
         let engine = Engine::open(&mini(), &options).unwrap();
         let tokenizer = engine.tokenizer().unwrap().clone();
-        let (desk, now, monitor) = (Arc::new(Desk::new()), Arc::new(Now::new()), Monitor::new(Status::default()));
+        let (desk, now, monitor) =
+            (Arc::new(Desk::new()), Arc::new(Now::new(Arc::default())), Monitor::new(Status::default()));
         let options = HostOptions { parallel, ..HostOptions::default() };
         let runner = Runner::new(engine, tokenizer, desk.clone(), now, Arc::new(monitor), &options).unwrap();
         Self { desk, runner }
