@@ -207,3 +207,36 @@ fn a_host_that_closes_ends_every_answer_with_a_reason() {
     host.close(Duration::ZERO).unwrap();
     assert_eq!(kind(&all(answer)), Some(FailureKind::Closing));
 }
+
+/// The same prompt again, an answer that is asked for anew, a conversation that goes on, and one whose last message is
+/// edited: what is reused changes no text.
+#[test]
+fn kept_prefixes_change_no_text() {
+    let exact = EngineOptions { threads: 2, ..EngineOptions::default() };
+    let mut cached = EngineOptions { route: Route::Cached, ..exact.clone() };
+    cached.arena_bytes = Some(300 * (3 + 3 + 4) * 4096);
+    for (name, options) in [("exact", exact), ("cached", cached)] {
+        let host = Host::start(Engine::open(&mini(), &options).unwrap(), HostOptions::default()).unwrap();
+        let question = ids(host.tokenizer(), &TEXTS.join(" ").repeat(3));
+        let ask = |prompt: &[u32]| {
+            let seen = all(host.submit(request(prompt.to_vec(), 12)).unwrap());
+            let end = seen.end.unwrap();
+            assert_eq!(end.prompt_tokens, prompt.len());
+            let (tokens, text, _) = alone(&options, prompt, 12);
+            assert!(seen.tokens == tokens && seen.text == text, "{name}: {:?}, alone {text:?}", seen.text);
+            (tokens, end.reused_tokens)
+        };
+        let (answer, reused) = ask(&question);
+        assert_eq!(reused, 0, "{name}");
+        // field_report_48: regenerate.
+        assert_eq!(ask(&question), (answer.clone(), question.len()), "{name}");
+        let more = [&question[..], &answer, &ids(host.tokenizer(), TEXTS[2])].concat();
+        let of_answer = if name == "exact" { answer.len() - 1 } else { 0 };
+        assert_eq!(ask(&more).1, question.len() + of_answer, "{name}");
+        // field_report_47: a client that sends the answer in another form.
+        let other = [&question[..], &answer[..4], &ids(host.tokenizer(), TEXTS[1])].concat();
+        assert_eq!(ask(&other).1, question.len(), "{name}");
+        let status = host.status();
+        assert!(status.checkpoints > 0 && status.checkpoints <= 6 && status.checkpoint_bytes > 0, "{status:?}");
+    }
+}
