@@ -284,6 +284,22 @@ impl Backend for ProfiledBackend {
         self.inner.restore_state(state, saved);
     }
 
+    fn saved_values(&self, state: StateId, tokens: usize) -> usize {
+        self.inner.saved_values(state, tokens)
+    }
+
+    fn rows_bytes(&self, state: StateId, tokens: Range<usize>) -> usize {
+        self.inner.rows_bytes(state, tokens)
+    }
+
+    fn copy_rows(&mut self, state: StateId, tokens: Range<usize>, out: &mut Vec<u8>) {
+        self.inner.copy_rows(state, tokens, out);
+    }
+
+    fn append_rows(&mut self, state: StateId, tokens: usize, rows: &[u8]) -> Result<(), BackendError> {
+        self.inner.append_rows(state, tokens, rows)
+    }
+
     fn remember_rows(&mut self, state: StateId, most_rows: usize) {
         self.inner.remember_rows(state, most_rows);
     }

@@ -2,6 +2,7 @@
 
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, OnceLock};
 
 use serde_json::json;
@@ -308,6 +309,11 @@ impl Engine {
             self.entry.iter().for_each(|entry| entry.announce(self.plan.total_bytes()));
         }
         Ok(())
+    }
+
+    /// Counts reads of experts under way, for whoever may look while the model runs.
+    pub(crate) fn reads_gauge(&mut self) -> Arc<AtomicUsize> {
+        self.model.streaming().map(|store| store.reads_gauge()).unwrap_or_default()
     }
 
     /// Saves which experts were used, for the next time that this model is opened with fewer slots than experts. Without

@@ -21,6 +21,7 @@ mod machine;
 mod memory;
 mod place;
 mod plan;
+pub mod prefix;
 mod python_json;
 mod random;
 mod routes;

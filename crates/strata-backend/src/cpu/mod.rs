@@ -8,6 +8,7 @@ mod memory;
 mod pass;
 mod ple;
 mod qsa;
+mod rows;
 mod states;
 mod streams;
 
@@ -211,6 +212,22 @@ impl Backend for CpuBackend {
 
     fn restore_state(&mut self, id: StateId, saved: &SavedState) {
         state(&mut self.states, id).0.restore(saved);
+    }
+
+    fn saved_values(&self, id: StateId, tokens: usize) -> usize {
+        self.states[id.0 as usize].as_ref().map_or(0, |(state, _)| state.saved_values(tokens))
+    }
+
+    fn rows_bytes(&self, id: StateId, tokens: Range<usize>) -> usize {
+        self.states[id.0 as usize].as_ref().map_or(0, |(state, _)| state.rows_bytes(tokens))
+    }
+
+    fn copy_rows(&mut self, id: StateId, tokens: Range<usize>, out: &mut Vec<u8>) {
+        state(&mut self.states, id).0.copy_rows(tokens, out);
+    }
+
+    fn append_rows(&mut self, id: StateId, tokens: usize, rows: &[u8]) -> Result<(), BackendError> {
+        state(&mut self.states, id).0.append_rows(tokens, rows)
     }
 
     fn remember_rows(&mut self, id: StateId, most_rows: usize) {

@@ -85,6 +85,11 @@ impl Answer {
         self.events.recv().await
     }
 
+    /// The next event, if it has come already.
+    pub fn try_recv(&mut self) -> Option<Event> {
+        self.events.try_recv().ok()
+    }
+
     /// [`recv`](Self::recv) for threads that may wait.
     ///
     /// # Panics

@@ -77,13 +77,13 @@ impl Host {
     ///
     /// # Errors
     /// When its file has no usable tokenizer or recommendations, or memory does not suffice for so many requests.
-    pub fn start(engine: Engine, options: HostOptions) -> Result<Self, EngineError> {
+    pub fn start(mut engine: Engine, options: HostOptions) -> Result<Self, EngineError> {
         let tokenizer = engine.tokenizer()?.clone();
         let template = engine.template().cloned().map_err(|error| error.to_string());
         let sampling = engine.sampling()?;
         let model = engine.path().file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let (context_tokens, vocabulary) = (engine.model().context_tokens(), engine.model().vocabulary());
-        let (desk, now) = (Arc::new(Desk::new()), Arc::new(Now::new()));
+        let (desk, now) = (Arc::new(Desk::new()), Arc::new(Now::new(engine.reads_gauge())));
         let monitor = Arc::new(Monitor::new(Status {
             model: model.clone(),
             queue_limit: options.queue,

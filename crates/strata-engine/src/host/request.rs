@@ -24,8 +24,8 @@ pub struct Request {
     pub top_logprobs: Option<usize>,
 }
 
-/// What a host tells of a request, in this order: `Reading` any number of times, `Token` once for each token, and one
-/// `Done` or `Failed`.
+/// What a host tells of a request, in this order: `Reading` any number of times, `Token` once for each token but one that ends
+/// the turn, and one `Done` or `Failed`.
 #[derive(Clone, Debug)]
 pub enum Event {
     /// The prompt is being read.
@@ -72,7 +72,7 @@ pub struct Outcome {
     pub text: String,
     /// Why it ended.
     pub finish: Finish,
-    /// The stop text that ended it.
+    /// The stop text that ended it, as the end of a turn would.
     pub stop: Option<String>,
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
@@ -88,7 +88,7 @@ pub struct Outcome {
     pub decode_time: Duration,
     /// What became of drafts.
     pub drafts: Drafts,
-    /// What cache-aware routing did; `None` without it.
+    /// What cache-aware routing did meanwhile, for all texts at work; `None` without it.
     pub routes: Option<RouteReceipt>,
 }
 

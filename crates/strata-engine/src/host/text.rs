@@ -72,7 +72,7 @@ impl Text {
         self.alone_until = self.written.len();
     }
 
-    /// Whether its passes are its own, because it is not known whether they can be done.
+    /// Whether its passes are its own and have no drafts, because it is not known whether they can be done.
     pub(super) fn goes_alone(&self) -> bool {
         self.given <= self.alone_until && self.alone_until > 0
     }

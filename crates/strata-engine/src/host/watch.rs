@@ -1,5 +1,6 @@
 //! Ends requests without progress, and says what the model's thread waits for.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -30,38 +31,41 @@ struct State {
     doing: Doing,
     /// The layer that it did last, in this pass.
     layer: Option<usize>,
-    /// Reads under way when that was done.
-    reads: usize,
     since: Instant,
 }
 
 /// The thread's own words on what it does.
-pub(super) struct Now(Mutex<State>);
+pub(super) struct Now {
+    state: Mutex<State>,
+    /// Reads under way.
+    reads: Arc<AtomicUsize>,
+}
 
 impl Now {
-    pub(super) fn new() -> Self {
-        Self(Mutex::new(State { doing: Doing::Waiting, layer: None, reads: 0, since: Instant::now() }))
+    /// Where somebody counts reads under way.
+    pub(super) fn new(reads: Arc<AtomicUsize>) -> Self {
+        Self { state: Mutex::new(State { doing: Doing::Waiting, layer: None, since: Instant::now() }), reads }
     }
 
-    pub(super) fn is(&self, doing: Doing, reads: usize) {
-        *lock(&self.0) = State { doing, layer: None, reads, since: Instant::now() };
+    pub(super) fn is(&self, doing: Doing) {
+        *lock(&self.state) = State { doing, layer: None, since: Instant::now() };
     }
 
     /// It did one more layer.
     pub(super) fn did(&self, layer: usize) {
-        let mut state = lock(&self.0);
+        let mut state = lock(&self.state);
         (state.layer, state.since) = (Some(layer), Instant::now());
     }
 
     /// Since when it has made no progress; `None`: there is nothing to do.
     fn still_since(&self) -> Option<Instant> {
-        let state = lock(&self.0);
+        let state = lock(&self.state);
         (state.doing != Doing::Waiting).then_some(state.since)
     }
 
     /// In words.
     fn describe(&self) -> String {
-        let State { doing, layer, reads, since } = *lock(&self.0);
+        let State { doing, layer, since } = *lock(&self.state);
         let what = match doing {
             Doing::Waiting => "waits for requests".to_owned(),
             Doing::Reading { request } => format!("reads the prompt of request {request}"),
@@ -70,7 +74,8 @@ impl Now {
         };
         let layer = layer.map(|layer| format!(", behind layer {layer}")).unwrap_or_default();
         let seconds = since.elapsed().as_secs_f64();
-        format!("the model's thread {what}{layer}, since {seconds:.1} s; when it began, {reads} reads were under way")
+        let reads = self.reads.load(Ordering::Relaxed);
+        format!("the model's thread {what}{layer}, since {seconds:.1} s; {reads} reads are under way")
     }
 }
 

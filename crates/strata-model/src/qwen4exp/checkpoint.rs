@@ -21,13 +21,13 @@ use crate::ModelError;
 /// Where a sequence was. It may be kept as long as one likes, and filled again ([`Model::checkpoint_into`]).
 #[derive(Debug, Default)]
 pub struct Checkpoint {
-    tokens: usize,
-    window: Vec<u32>,
-    residency: Residency,
+    pub(super) tokens: usize,
+    pub(super) window: Vec<u32>,
+    pub(super) residency: Residency,
     /// Copies of all states.
-    states: Vec<SavedState>,
+    pub(super) states: Vec<SavedState>,
     /// The branch of the last token; `None`: the copy is not complete.
-    branch: Option<u64>,
+    pub(super) branch: Option<u64>,
 }
 
 impl Checkpoint {
@@ -97,7 +97,7 @@ impl Mark {
 /// Tells which rows of a sequence's caches are still those that a checkpoint saw. Rows are forgotten from some position on,
 /// and what comes after is a new branch; so those before a position are untouched as long as the last of them is of the
 /// branch that it was of.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Lineage {
     /// Of the position before the first token.
     root: u64,
@@ -113,7 +113,7 @@ impl Default for Lineage {
 
 impl Lineage {
     /// The branch of the last of `tokens` tokens.
-    fn branch(&self, tokens: usize) -> u64 {
+    pub(super) fn branch(&self, tokens: usize) -> u64 {
         match tokens.checked_sub(1) {
             None => self.root,
             Some(last) => self.branches[self.branches.partition_point(|(first, _)| *first <= last) - 1].1,
@@ -236,13 +236,18 @@ impl Model {
         if !sequence.can_restore(checkpoint) {
             return Err(ModelError::StaleCheckpoint { tokens: checkpoint.tokens });
         }
+        self.restore_copies(sequence, checkpoint);
+        Ok(())
+    }
+
+    /// [`restore`](Self::restore) of a sequence whose caches have the rows.
+    pub(super) fn restore_copies(&mut self, sequence: &mut Sequence, checkpoint: &Checkpoint) {
         for (state, saved) in sequence.all_states().zip(&checkpoint.states) {
             self.backend.restore_state(state, saved);
         }
         sequence.window.clone_from(&checkpoint.window);
         sequence.residency.clone_from(&checkpoint.residency);
         sequence.go_back(checkpoint.tokens);
-        Ok(())
     }
 }
 

@@ -60,7 +60,8 @@ impl Pass {
         marks: Vec<Mark>,
         gather: Option<GatherId>,
     ) -> Self {
-        Self { routing, kind, runs: vec![0..rows], marks, number: None, layer: 0, gather, next_gather: None }
+        let pass = Self::of_step(routing, std::iter::once(rows));
+        Self { kind, marks, gather, ..pass }
     }
 
     /// Of a draft head, whose layer is `layer`.

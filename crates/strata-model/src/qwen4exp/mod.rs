@@ -5,6 +5,7 @@ mod checkpoint;
 mod config;
 mod experts;
 mod flops;
+mod fork;
 mod forward;
 mod gdn;
 mod head;

@@ -39,6 +39,12 @@ impl Reading {
         (self.ids.len(), self.taken)
     }
 
+    /// The sequence. Between two layers of a pass its states are of no one position; rows of its caches that it had before
+    /// are as they were.
+    pub fn sequence(&self) -> &Sequence {
+        &self.sequence
+    }
+
     /// How much of it is done, 0 to 1: tokens times layers.
     pub fn progress(&self) -> f64 {
         let of_pass = self.pass.as_ref().map_or(0, |pass| pass.rows() * pass.layer());

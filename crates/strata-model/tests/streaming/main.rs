@@ -5,6 +5,7 @@ mod cached;
 mod common;
 mod exactness;
 mod faults;
+mod together;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

@@ -117,10 +117,12 @@ fn a_timeline_has_the_bytes_of_every_row_once() {
 #[test]
 fn what_a_pass_needs_now_is_read_before_what_others_need_later() {
     let mut bed = Bed::new(0, PAGE_BYTES, 100, 2, 1);
+    bed.files.hold(true);
     let first = bed.table.begin(&[9, 7, 8, 1], 2).unwrap();
     let later = bed.table.begin_later(&[0, 50], 2).unwrap();
     // Another pass comes in between: what was not started waits.
     let now = bed.table.begin(&[30, 20], 2).unwrap();
+    bed.files.hold(false);
     bed.check_pass(now, &[30, 20], 2);
     bed.check_pass(first, &[9, 7, 8, 1], 2);
     bed.check_pass(later, &[0, 50], 2);

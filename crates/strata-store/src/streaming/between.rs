@@ -76,6 +76,11 @@ impl StreamingStore {
         Ok(unsafe { self.arena.memory() })
     }
 
+    /// The slots to which the arena can [shrink](Self::shrink).
+    pub fn least_slots(&self) -> usize {
+        self.scheduler.least_slots() as usize
+    }
+
     /// From now on the arena has only so many slots; with as many as there are, or more, nothing changes. The coldest
     /// experts give way. The memory of the other slots goes back to the system page by page (elsewhere than on Linux, when
     /// the system needs it); what is left is not registered for direct reads any more, since registered memory cannot be

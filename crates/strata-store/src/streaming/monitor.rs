@@ -1,16 +1,18 @@
 //! What monitors want to know of a store.
 
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
 use super::StreamingStore;
 
 impl StreamingStore {
-    /// Reads under way.
-    pub fn reads_under_way(&self) -> usize {
-        self.queue.under_way()
+    /// Counts the reads under way, for whoever may look while the store is at work.
+    pub fn reads_gauge(&self) -> Arc<AtomicUsize> {
+        self.queue.gauge()
     }
 
-    /// Time in which there were any.
+    /// Time in which reads were under way.
     pub fn busy(&self) -> Duration {
         self.queue.busy()
     }
