@@ -4,16 +4,16 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-export STRATA=${STRATA:-${CARGO_TARGET_DIR:-target}/debug/strata}
-venv=${CARGO_TARGET_DIR:-target}/clients
-if ! python3 -m venv "$venv" 2>/dev/null; then
-    apt-get update -qq && apt-get install -qq -y python3-venv && python3 -m venv "$venv"
+target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
+export STRATA=${STRATA:-$target/debug/strata} PYTHONDONTWRITEBYTECODE=1
+python=$target/clients/bin/python
+if ! python3 -m venv "$target/clients" 2>/dev/null; then
+    apt-get update -qq && apt-get install -qq -y python3-venv
+    python3 -m venv "$target/clients"
 fi
-"$venv/bin/pip" install --quiet --disable-pip-version-check -r tests/python/requirements.txt
+"$python" -m pip install --quiet --disable-pip-version-check -r tests/python/requirements.txt
 
 cd tests/python
-PYTHONDONTWRITEBYTECODE=1
-export PYTHONDONTWRITEBYTECODE
-"$venv/bin/python" -m pytest -q -p no:cacheprovider
-"$venv/bin/python" fuzz.py
-"$venv/bin/python" load.py
+"$python" -m pytest -q -p no:cacheprovider
+"$python" fuzz.py
+"$python" load.py

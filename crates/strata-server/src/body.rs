@@ -30,7 +30,7 @@ pub(crate) async fn read(headers: &HeaderMap, body: Body, most_bytes: usize, tim
         }
         return Err(too_large());
     }
-    let mut bytes = Vec::with_capacity(announced.unwrap_or(0) as usize);
+    let mut bytes = Vec::new();
     let whole = timeout(time, async {
         while let Some(frame) = frames.next().await {
             let frame = frame.map_err(|error| Problem::invalid(format!("the body did not arrive: {error}")))?;

@@ -66,8 +66,13 @@ impl Record {
         self.ending().outcome = Some(Outcome { text: String::new(), ..outcome.clone() });
     }
 
+    /// What a client did wrong is told by its field: the message may have its words.
     pub(crate) fn failed(&self, problem: &Problem) {
-        self.ending().problem = Some(problem.message.clone());
+        let field = problem.field.as_ref().map_or_else(String::new, |field| format!(" `{field}`"));
+        self.ending().problem = Some(match problem.status().is_server_error() {
+            true => problem.message.clone(),
+            false => format!("{:?}{field}", problem.kind),
+        });
     }
 }
 
