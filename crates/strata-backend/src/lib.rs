@@ -26,6 +26,9 @@ pub use profiled::{Operation, Profile, ProfiledBackend, SharedProfile, Spent};
 pub use recording::{Call, Recording, RecordingBackend};
 pub use saved::SavedState;
 pub use strata_kernels::attention::KvType;
+
+/// Rows of caches are copied from a multiple of so many tokens on.
+pub const ROWS_TOGETHER: usize = strata_kernels::attention::KvCache::COPIED_TOGETHER;
 pub use strata_kernels::route::{choose, weigh};
 pub use strata_kernels::{Arithmetic, Isa, UnavailableIsa, conv::MAX_TAPS as MAX_CONV_TAPS, experts::Choice};
 
@@ -211,6 +214,9 @@ pub trait Backend: Send {
     /// When there is not enough memory.
     fn new_pass(&mut self, shape: &PassShape) -> Result<PassId, BackendError>;
 
+    /// Gives the memory of a pass back; the handle is dead.
+    fn free_pass(&mut self, pass: PassId);
+
     /// What keys and values are kept in unless a user says otherwise: what loses nothing that products would use.
     fn default_kv(&self) -> KvType;
 
@@ -235,6 +241,26 @@ pub trait Backend: Send {
     /// Makes a state what it was when it was saved. Rows of its cache that came later are forgotten; the caller knows that
     /// the earlier ones are still those of that time.
     fn restore_state(&mut self, state: StateId, saved: &SavedState);
+
+    /// Values of a copy of a state whose cache has `tokens` tokens; the same for any number of a state without a cache.
+    fn saved_values(&self, state: StateId, tokens: usize) -> usize;
+
+    /// Bytes of the rows that a state's cache has of some tokens; 0 without a cache.
+    fn rows_bytes(&self, state: StateId, tokens: Range<usize>) -> usize;
+
+    /// Appends the rows that a state's cache has of some tokens to `out`, in a form of the backend's own for
+    /// [`append_rows`](Self::append_rows). Ranges begin with multiples of [`ROWS_TOGETHER`].
+    fn copy_rows(&mut self, state: StateId, tokens: Range<usize>, out: &mut Vec<u8>);
+
+    /// Appends the rows of the next `tokens` tokens to the cache of a state of the same shape. The caller makes the state
+    /// whole by [`restore_state`](Self::restore_state).
+    ///
+    /// # Errors
+    /// When there is no room for them.
+    ///
+    /// # Panics
+    /// When these are not the [bytes](Self::rows_bytes) of so many tokens.
+    fn append_rows(&mut self, state: StateId, tokens: usize, rows: &[u8]) -> Result<(), BackendError>;
 
     /// Remembers what the next `most_rows` rows give to a state, and nothing of earlier ones.
     fn remember_rows(&mut self, state: StateId, most_rows: usize);

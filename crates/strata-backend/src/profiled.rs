@@ -140,12 +140,20 @@ pub struct ProfiledBackend {
     timeline: Timeline,
     /// End of the last operation.
     last: Option<Instant>,
-    /// The layer that a pass is in.
+    /// Where passes are.
+    at: Vec<(PassId, At)>,
+    /// The layer that the pass at hand is in.
+    layer: Option<u32>,
+    /// Names router logits that were not read yet.
+    router_ticket: Option<u64>,
+}
+
+/// Where a pass is.
+#[derive(Clone, Copy, Default)]
+struct At {
     layer: Option<u32>,
     /// Nothing of the layer is left but its last writes: the next read is of the next layer.
     is_layer_done: bool,
-    /// Names router logits that were not read yet.
-    router_ticket: Option<u64>,
 }
 
 /// A reading of results that takes less did not wait.
@@ -156,17 +164,32 @@ impl ProfiledBackend {
     pub fn new(inner: Box<dyn Backend>, timeline: Timeline) -> (Self, SharedProfile) {
         let profile = SharedProfile::default();
         let measured = profile.clone();
-        (
-            Self { inner, profile, timeline, last: None, layer: None, is_layer_done: false, router_ticket: None },
-            measured,
-        )
+        (Self { inner, profile, timeline, last: None, at: Vec::new(), layer: None, router_ticket: None }, measured)
     }
 
     /// The streams are read: by the layer after one that is done, or once more by the same.
-    fn enter_layer(&mut self) {
-        if std::mem::take(&mut self.is_layer_done) {
-            self.layer = Some(self.layer.map_or(0, |layer| layer + 1));
+    fn enter_layer(&mut self, pass: PassId) {
+        let at = self.at(pass);
+        if std::mem::take(&mut at.is_layer_done) {
+            at.layer = Some(at.layer.map_or(0, |layer| layer + 1));
         }
+        let layer = at.layer;
+        self.layer = layer;
+    }
+
+    /// Where a pass is.
+    fn at(&mut self, pass: PassId) -> &mut At {
+        let place = self.at.iter().position(|(id, _)| *id == pass).unwrap_or_else(|| {
+            self.at.push((pass, At::default()));
+            self.at.len() - 1
+        });
+        &mut self.at[place].1
+    }
+
+    /// What comes is of no layer; the next read is of layer 0 if a pass begins.
+    fn leave_layers(&mut self, pass: PassId, is_begin: bool) {
+        *self.at(pass) = At { layer: None, is_layer_done: is_begin };
+        self.layer = None;
     }
 
     fn profile(&self) -> MutexGuard<'_, Profile> {
@@ -232,6 +255,11 @@ impl Backend for ProfiledBackend {
         self.inner.new_pass(shape)
     }
 
+    fn free_pass(&mut self, pass: PassId) {
+        self.at.retain(|(id, _)| *id != pass);
+        self.inner.free_pass(pass);
+    }
+
     fn default_kv(&self) -> KvType {
         self.inner.default_kv()
     }
@@ -256,6 +284,22 @@ impl Backend for ProfiledBackend {
         self.inner.restore_state(state, saved);
     }
 
+    fn saved_values(&self, state: StateId, tokens: usize) -> usize {
+        self.inner.saved_values(state, tokens)
+    }
+
+    fn rows_bytes(&self, state: StateId, tokens: Range<usize>) -> usize {
+        self.inner.rows_bytes(state, tokens)
+    }
+
+    fn copy_rows(&mut self, state: StateId, tokens: Range<usize>, out: &mut Vec<u8>) {
+        self.inner.copy_rows(state, tokens, out);
+    }
+
+    fn append_rows(&mut self, state: StateId, tokens: usize, rows: &[u8]) -> Result<(), BackendError> {
+        self.inner.append_rows(state, tokens, rows)
+    }
+
     fn remember_rows(&mut self, state: StateId, most_rows: usize) {
         self.inner.remember_rows(state, most_rows);
     }
@@ -266,12 +310,12 @@ impl Backend for ProfiledBackend {
 
     fn embed(&mut self, pass: PassId, first_row: usize, table: MatrixId, ids: &[u32]) -> Result<(), BackendError> {
         // A pass begins: what was before is none of its time.
-        (self.layer, self.is_layer_done) = (None, true);
+        self.leave_layers(pass, true);
         self.timed(Operation::Embed, None, 1, |inner| inner.embed(pass, first_row, table, ids))
     }
 
     fn add_ngrams(&mut self, pass: PassId, rows: Range<usize>, layer: &Ple, state: StateId, table_rows: &[u8]) {
-        self.enter_layer();
+        self.enter_layer(pass);
         self.timed(Operation::AddNgrams, Some(Operation::HostNgramRows), 1, |inner| {
             inner.add_ngrams(pass, rows, layer, state, table_rows);
         });
@@ -286,7 +330,7 @@ impl Backend for ProfiledBackend {
         ids: &[u32],
     ) -> Result<(), BackendError> {
         // A draft head is none of the layers.
-        (self.layer, self.is_layer_done) = (None, false);
+        self.leave_layers(pass, false);
         self.operation(Operation::Embed, |inner| inner.draft_input(pass, rows, layer, before, ids))
     }
 
@@ -305,7 +349,7 @@ impl Backend for ProfiledBackend {
     }
 
     fn read_streams(&mut self, pass: PassId, rows: Range<usize>, layer: &HyperRead) {
-        self.enter_layer();
+        self.enter_layer(pass);
         self.operation(Operation::ReadStreams, |inner| inner.read_streams(pass, rows, layer));
     }
 
@@ -369,7 +413,7 @@ impl Backend for ProfiledBackend {
 
     fn combine(&mut self, pass: PassId, rows: Range<usize>) {
         self.operation(Operation::Combine, |inner| inner.combine(pass, rows));
-        self.is_layer_done = true;
+        self.at(pass).is_layer_done = true;
     }
 
     fn head(&mut self, pass: PassId, rows: Range<usize>, last_read: &HyperRead, output: MatrixId) -> Ticket {

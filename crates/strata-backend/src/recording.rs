@@ -35,6 +35,8 @@ pub enum Call {
     FreeState { state: StateId },
     SaveState { state: StateId },
     RestoreState { state: StateId },
+    CopyRows { state: StateId, tokens: Range<usize> },
+    AppendRows { state: StateId, tokens: usize },
     RememberRows { state: StateId, most_rows: usize },
     ReplayState { state: StateId, rows: usize },
     DraftInput { rows: Range<usize>, ids: Vec<u32> },
@@ -134,6 +136,8 @@ impl Backend for RecordingBackend {
         Ok(PassId(self.passes.len() as u32 - 1))
     }
 
+    fn free_pass(&mut self, _pass: PassId) {}
+
     fn default_kv(&self) -> KvType {
         KvType::Float32
     }
@@ -158,6 +162,23 @@ impl Backend for RecordingBackend {
 
     fn restore_state(&mut self, state: StateId, _saved: &SavedState) {
         self.call(Call::RestoreState { state });
+    }
+
+    fn saved_values(&self, _state: StateId, _tokens: usize) -> usize {
+        0
+    }
+
+    fn rows_bytes(&self, _state: StateId, _tokens: Range<usize>) -> usize {
+        0
+    }
+
+    fn copy_rows(&mut self, state: StateId, tokens: Range<usize>, _out: &mut Vec<u8>) {
+        self.call(Call::CopyRows { state, tokens });
+    }
+
+    fn append_rows(&mut self, state: StateId, tokens: usize, _rows: &[u8]) -> Result<(), BackendError> {
+        self.call(Call::AppendRows { state, tokens });
+        Ok(())
     }
 
     fn remember_rows(&mut self, state: StateId, most_rows: usize) {

@@ -18,6 +18,17 @@ impl SavedState {
         self.values.capacity() * size_of::<f32>()
     }
 
+    /// Tokens of its cache, and what is no part of it, in an order of the backend's own.
+    pub fn parts(&self) -> (usize, &[f32]) {
+        (self.tokens, &self.values)
+    }
+
+    /// A copy that was taken to [parts](Self::parts). A backend accepts it for a state for which it
+    /// [says](crate::Backend::saved_values) that a copy has so many values.
+    pub fn from_parts(tokens: usize, values: Vec<f32>) -> Self {
+        Self { tokens, values }
+    }
+
     /// Replaces what it holds.
     pub(crate) fn fill(&mut self, tokens: usize, parts: [&[f32]; 2]) -> Result<(), BackendError> {
         let len = parts.iter().map(|part| part.len()).sum();

@@ -12,6 +12,7 @@ pub(crate) use self::plan::{PlanFlags, gib};
 pub(crate) use self::probe::ProbeFlags;
 pub(crate) use self::report::ReportFlags;
 pub(crate) use self::route::{RouteFlag, RouteFlags};
+pub(crate) use self::serve::ServeFlags;
 pub(crate) use self::sim::{
     HotFlag, SimFlags, SimMachineFlags, SimPolicyFlags, SimTextFlags, TraceCommand, TraceRecordFlags, TraceReplayFlags,
 };
@@ -25,6 +26,7 @@ mod plan;
 mod probe;
 mod report;
 mod route;
+mod serve;
 mod sim;
 mod streaming;
 
@@ -58,6 +60,8 @@ pub(crate) enum Command {
     Run(RunFlags),
     /// Talk with the model; it remembers what was said.
     Chat(ChatFlags),
+    /// Answer requests of programs: OpenAI's and Anthropic's APIs, and a web page.
+    Serve(ServeFlags),
     /// Show what a model file holds.
     Inspect(InspectFlags),
     /// Show how memory would be divided, and what prompts may expect of the drive.

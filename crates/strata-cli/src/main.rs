@@ -2,7 +2,8 @@
 //!
 //! Owns: what a user types and sees. Refuses: to know how anything is computed.
 //!
-//! Exit codes: 0 done; 1 it failed, `parity` found a difference, or `doctor` something broken; 2 the command line is wrong; 130 stopped by Ctrl-C.
+//! Exit codes: 0 done; 1 it failed, `parity` found a difference, or `doctor` something broken; 2 the command line is wrong; 130 stopped by Ctrl-C
+//! (`serve`: by a second one; the first ends it well).
 
 mod bench;
 mod calibrate;
@@ -21,6 +22,7 @@ mod probe;
 mod profile;
 mod route;
 mod run;
+mod serve;
 mod setup;
 mod sim;
 mod synth;
@@ -47,6 +49,7 @@ fn main() -> ExitCode {
     let result = match cli.command {
         Command::Run(flags) => run::run(&flags),
         Command::Chat(flags) => chat::chat(&flags),
+        Command::Serve(flags) => serve::serve(&flags),
         Command::Inspect(flags) => inspect::inspect(&flags),
         Command::Plan(flags) => plan::plan(&flags),
         Command::Sim(flags) => sim::sim(&flags),

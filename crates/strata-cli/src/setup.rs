@@ -366,5 +366,6 @@ pub(crate) fn sampling(flags: &SamplingFlags, recommended: SamplerParams) -> Sam
         top_p: flags.top_p.unwrap_or(recommended.top_p),
         min_p: flags.min_p.unwrap_or(recommended.min_p),
         seed: flags.seed,
+        ..recommended
     }
 }

@@ -2,11 +2,12 @@
 
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, OnceLock};
 
 use serde_json::json;
 use strata_backend::{Backend, BackendError, CpuBackend, Isa, Profile, ProfiledBackend, SharedProfile, UnavailableIsa};
-use strata_gguf::{GgufError, Metadata, MetadataError, Optional};
+use strata_gguf::{Gguf, GgufError, Metadata, MetadataError, Optional};
 use strata_kernels::Cpu;
 use strata_model::ModelError;
 use strata_model::qwen4exp::{Config, Lock, Model, Options as ModelOptions};
@@ -20,8 +21,8 @@ use crate::plan::plan_of;
 use crate::routes::KlSampler;
 use crate::running::{Entry, Turn};
 use crate::{
-    ChatOptions, ChatTemplate, DraftOptions, MoceOptions, Route, SamplerParams, SamplingError, TemplateError,
-    Tokenizer, TokenizerError, routes, usage,
+    ChatOptions, ChatTemplate, DraftOptions, FormError, MoceOptions, Route, SamplerParams, SamplingError,
+    TemplateError, Tokenizer, TokenizerError, Vocabulary, routes, usage,
 };
 
 /// What can go wrong between a model file and text.
@@ -56,6 +57,9 @@ pub enum EngineError {
     /// No token could be chosen.
     #[error(transparent)]
     Sampling(#[from] SamplingError),
+    /// An answer cannot be held to a form.
+    #[error(transparent)]
+    Form(#[from] FormError),
     /// Nothing to go on from.
     #[error("the prompt is empty: there is nothing to continue")]
     EmptyPrompt,
@@ -177,8 +181,9 @@ pub struct Engine {
     pub(crate) on_progress: Option<OnProgress>,
     // Made when they are first asked for, since a run on ids needs neither. Failures are kept as words: they are told to
     // everyone who asks.
-    tokenizer: OnceLock<Result<Tokenizer, String>>,
-    template: OnceLock<Result<ChatTemplate, String>>,
+    tokenizer: OnceLock<Result<Arc<Tokenizer>, String>>,
+    template: OnceLock<Result<Arc<ChatTemplate>, String>>,
+    form_vocabulary: OnceLock<Result<Arc<Vocabulary>, FormError>>,
 }
 
 impl Engine {
@@ -201,6 +206,16 @@ impl Engine {
         path: &Path,
         options: &EngineOptions,
         on_plan: impl FnOnce(&Plan),
+    ) -> Result<Self, EngineError> {
+        Self::open_loading(path, options, on_plan, Model::load)
+    }
+
+    /// [`open_telling`](Self::open_telling) with another way to load the model.
+    pub(crate) fn open_loading(
+        path: &Path,
+        options: &EngineOptions,
+        on_plan: impl FnOnce(&Plan),
+        load_model: impl FnOnce(&Gguf, Box<dyn Backend>, ModelOptions) -> Result<Model, ModelError>,
     ) -> Result<Self, EngineError> {
         let gguf = ModelFile::open(path)?;
         let mut options = options.clone();
@@ -234,7 +249,7 @@ impl Engine {
         if plan.slots < plan.experts && options.model.streaming.usage.is_empty() {
             options.model.streaming.usage = usage::load(&gguf, plan.experts, config.moe.experts as u64);
         }
-        let model = Model::load(&gguf, backend, options.model.clone()).map_err(load)?;
+        let model = load_model(&gguf, backend, options.model.clone()).map_err(load)?;
         let path = path.to_owned();
         let kl_sampler = KlSampler::new(&options);
         Ok(Self {
@@ -249,6 +264,7 @@ impl Engine {
             on_progress: None,
             tokenizer: OnceLock::new(),
             template: OnceLock::new(),
+            form_vocabulary: OnceLock::new(),
         })
     }
 
@@ -296,6 +312,11 @@ impl Engine {
         Ok(())
     }
 
+    /// Counts reads of experts under way, for whoever may look while the model runs.
+    pub(crate) fn reads_gauge(&mut self) -> Arc<AtomicUsize> {
+        self.model.streaming().map(|store| store.reads_gauge()).unwrap_or_default()
+    }
+
     /// Saves which experts were used, for the next time that this model is opened with fewer slots than experts. Without
     /// a place to save it to, or where all experts have slots, nothing is saved.
     ///
@@ -322,17 +343,32 @@ impl Engine {
     ///
     /// # Errors
     /// When the file has none, or one that cannot be used.
-    pub fn tokenizer(&self) -> Result<&Tokenizer, EngineError> {
-        let make = || Tokenizer::from_metadata(self.gguf.metadata()).map_err(|error| self.unusable(&error));
+    pub fn tokenizer(&self) -> Result<&Arc<Tokenizer>, EngineError> {
+        let make = || match Tokenizer::from_metadata(self.gguf.metadata()) {
+            Ok(tokenizer) => Ok(Arc::new(tokenizer)),
+            Err(error) => Err(self.unusable(&error)),
+        };
         self.tokenizer.get_or_init(make).as_ref().map_err(|problem| EngineError::Unusable(problem.clone()))
+    }
+
+    /// The file's vocabulary made ready for answers of a form.
+    ///
+    /// # Errors
+    /// When the file has no usable tokenizer, or one that grammars cannot use.
+    pub fn form_vocabulary(&self) -> Result<Arc<Vocabulary>, EngineError> {
+        let tokenizer = self.tokenizer()?;
+        Ok(self.form_vocabulary.get_or_init(|| Vocabulary::new(tokenizer)).clone()?)
     }
 
     /// The file's chat template.
     ///
     /// # Errors
     /// When the file has none, or one that cannot be used.
-    pub fn template(&self) -> Result<&ChatTemplate, EngineError> {
-        let make = || ChatTemplate::from_metadata(self.gguf.metadata()).map_err(|error| self.unusable(&error));
+    pub fn template(&self) -> Result<&Arc<ChatTemplate>, EngineError> {
+        let make = || match ChatTemplate::from_metadata(self.gguf.metadata()) {
+            Ok(template) => Ok(Arc::new(template)),
+            Err(error) => Err(self.unusable(&error)),
+        };
         self.template.get_or_init(make).as_ref().map_err(|problem| EngineError::Unusable(problem.clone()))
     }
 
@@ -375,7 +411,7 @@ fn recommended_sampling(metadata: &Metadata) -> Result<SamplerParams, MetadataEr
         top_k: top_k.unwrap_or(40),
         top_p: number("top_p")?.unwrap_or(0.95),
         min_p: number("min_p")?.unwrap_or(0.05),
-        seed: 0,
+        ..SamplerParams::default()
     })
 }
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use strata_model::qwen4exp::{Checkpoint, LayerView, Moment, Observer, Rows, Sequence};
 
 use crate::drafts::Writing;
-use crate::{Detokenizer, Drafts, Engine, EngineError, RouteReceipt, Sampler, SamplerParams};
+use crate::{Chooser, Detokenizer, Drafts, Engine, EngineError, RouteReceipt, SamplerParams};
 
 /// A flag by which another thread, or Ctrl-C, stops what is running at the next strip or token.
 pub type Stop = AtomicBool;
@@ -83,6 +83,24 @@ pub enum Finish {
 /// Equal tokens in a row that end a text.
 pub const MOST_EQUAL_TOKENS: usize = 256;
 
+/// Why a text ends with the last of the `written` tokens, if it does: because that ends a turn, its form is complete, or there
+/// may be no more. A session has room for `room` more tokens than those before it.
+pub(crate) fn end_of(
+    written: &[u32],
+    end_of_turn_ids: &[u32],
+    is_finished: bool,
+    max_tokens: usize,
+    room: usize,
+) -> Option<Finish> {
+    match written.last() {
+        Some(last) if is_finished || end_of_turn_ids.contains(last) => Some(Finish::EndOfTurn),
+        _ if written.len() >= max_tokens => Some(Finish::MaxTokens),
+        _ if repeats(written) => Some(Finish::Repeated),
+        _ if room == 0 => Some(Finish::ContextFull),
+        _ => None,
+    }
+}
+
 /// Whether a text ends with the same token [`MOST_EQUAL_TOKENS`] times.
 fn repeats(tokens: &[u32]) -> bool {
     match tokens.last_chunk::<MOST_EQUAL_TOKENS>() {
@@ -147,10 +165,27 @@ impl Engine {
         stop: &Stop,
         on_text: impl FnMut(&str),
     ) -> Result<Generated, EngineError> {
+        let chooser = Chooser::new(options.sampling, Vec::new(), None, None)?;
+        self.generate_by(session, prompt, options.max_tokens, chooser, stop, on_text)
+    }
+
+    /// [`generate`](Self::generate) with a chooser for a text of which nothing is written yet.
+    ///
+    /// # Errors
+    /// As [`generate`](Self::generate), and when the chooser's grammar cannot be followed any further.
+    pub fn generate_by(
+        &mut self,
+        session: &mut Session,
+        prompt: &[u32],
+        max_tokens: usize,
+        mut chooser: Chooser,
+        stop: &Stop,
+        on_text: impl FnMut(&str),
+    ) -> Result<Generated, EngineError> {
         if prompt.is_empty() {
             return Err(EngineError::EmptyPrompt);
         }
-        let mut sampler = Sampler::new(options.sampling)?;
+        chooser.read(prompt);
         // At least the last token is read: its logits are needed.
         let reused_tokens = match prompt.strip_prefix(&session.tokens[..]) {
             Some([_, ..]) => session.tokens.len(),
@@ -180,7 +215,8 @@ impl Engine {
         generated.prompt_time = start.elapsed();
         let start = Instant::now();
         let mut writing = self.begin_writing(prompt, logits);
-        let finish = self.write_on(session, &mut writing, &mut sampler, options, stop, &mut generated.tokens, on_text);
+        let finish =
+            self.write_on(session, &mut writing, &mut chooser, max_tokens, stop, &mut generated.tokens, on_text);
         // Whatever happened, the session has what was written.
         self.settle(session, &mut writing)?;
         generated.finish = finish?;
@@ -196,35 +232,30 @@ impl Engine {
         &mut self,
         session: &mut Session,
         writing: &mut Writing,
-        sampler: &mut Sampler,
-        options: &GenerateOptions,
+        chooser: &mut Chooser,
+        max_tokens: usize,
         stop: &Stop,
         tokens: &mut Vec<u32>,
         mut on_text: impl FnMut(&str),
     ) -> Result<Finish, EngineError> {
         let mut detokenizer = Detokenizer::new(true);
         let mut finish = Finish::MaxTokens;
-        while tokens.len() < options.max_tokens {
-            let token = sampler.sample(writing.logits(self.model.vocabulary()))?;
+        while tokens.len() < max_tokens {
+            let (token, _) = chooser.choose(writing.logits(self.model.vocabulary()))?;
             let tokenizer = self.tokenizer()?;
-            if tokenizer.end_of_turn_ids().contains(&token) {
-                finish = Finish::EndOfTurn;
-                break;
-            }
             tokens.push(token);
-            on_text(detokenizer.push(tokenizer, token));
-            if tokens.len() == options.max_tokens {
+            let room = self.model.context_tokens() - session.tokens.len();
+            let end = end_of(tokens, tokenizer.end_of_turn_ids(), chooser.is_finished(), max_tokens, room);
+            if tokenizer.end_of_turn_ids().contains(&token) {
+                tokens.pop();
+            } else {
+                on_text(detokenizer.push(tokenizer, token));
+            }
+            if let Some(end) = end {
+                finish = end;
                 break;
             }
-            if repeats(tokens) {
-                finish = Finish::Repeated;
-                break;
-            }
-            if session.tokens.len() == self.model.context_tokens() {
-                finish = Finish::ContextFull;
-                break;
-            }
-            let left = options.max_tokens - tokens.len();
+            let left = max_tokens - tokens.len();
             if !self.write(session, writing, token, left, stop)? {
                 finish = Finish::Stopped;
                 break;

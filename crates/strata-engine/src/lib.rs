@@ -7,6 +7,7 @@
 
 pub mod bench;
 mod calibration;
+mod choose;
 mod detokenizer;
 mod drafts;
 mod engine;
@@ -20,11 +21,11 @@ mod machine;
 mod memory;
 mod place;
 mod plan;
+pub mod prefix;
 mod python_json;
 mod random;
 mod routes;
 pub mod running;
-mod sampling;
 mod speed;
 mod synth;
 mod template;
@@ -34,6 +35,11 @@ pub mod trace;
 mod usage;
 
 pub use calibration::{Calibration, SizeTiming};
+pub use choose::{
+    AnswerParser, AnswerRules, CallFormat, CallProblem, Chooser, Constraint, Effort, Form, FormError, Part, Sampler,
+    SamplerParams, SamplingError, Tool, ToolChoice, ToolRules, Tools, Vocabulary, describe_tools, knows_thinking,
+    knows_tools, opens_thinking,
+};
 pub use detokenizer::Detokenizer;
 pub use drafts::{DraftKind, DraftOptions, Drafts, MOST_DRAFTS};
 pub use engine::{Engine, EngineError, EngineOptions};
@@ -45,7 +51,6 @@ pub use memory::{Group, Memory};
 pub use place::FilePlace;
 pub use plan::{plan, plan_uncalibrated};
 pub use routes::{MoceOptions, Route, RouteReceipt};
-pub use sampling::{Sampler, SamplerParams, SamplingError};
 pub use speed::{Hits, Rates, Work};
 pub use strata_backend::{GdnForm, Isa, KvType, Operation, Profile, Spent};
 pub use strata_kernels::peaks::Peak;

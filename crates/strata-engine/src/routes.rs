@@ -158,27 +158,26 @@ pub(crate) struct KlSampler {
     tokens: u64,
     nats: f64,
     checkpoint: Checkpoint,
-    /// What exact routing said of the token at hand; empty: nobody looked.
-    exact: Vec<f32>,
 }
 
 impl KlSampler {
     pub(crate) fn new(options: &EngineOptions) -> Self {
         let every = if options.route == Route::Cached { options.moce.kl_every } else { 0 };
-        Self { every, since: 0, tokens: 0, nats: 0.0, checkpoint: Checkpoint::default(), exact: Vec::new() }
+        Self { every, since: 0, tokens: 0, nats: 0.0, checkpoint: Checkpoint::default() }
     }
 
     /// Before a token is decoded. When it is time, it is routed exactly from a checkpoint to which the sequence goes back,
     /// so that nothing else is changed by it; rows that the sequence was to remember, it forgets. What it looks up and reads
-    /// counts for nothing, but what it brings into memory is there.
+    /// counts for nothing, but what it brings into memory is there. `exact` becomes the logits of that, or empty.
     pub(crate) fn look(
         &mut self,
         model: &mut Model,
         sequence: &mut Sequence,
         id: u32,
+        exact: &mut Vec<f32>,
         observer: &mut dyn Observer,
     ) -> Result<(), ModelError> {
-        self.exact.clear();
+        exact.clear();
         self.since += 1;
         if self.every == 0 || self.since < self.every {
             return Ok(());
@@ -186,17 +185,17 @@ impl KlSampler {
         self.since = 0;
         model.checkpoint_into(sequence, &mut self.checkpoint)?;
         set_counting(model, false);
-        let result = model.forward(sequence, &[id], Rows::Last, &mut self.exact, observer);
+        let result = model.forward(sequence, &[id], Rows::Last, exact, observer);
         set_counting(model, true);
         result?;
         model.restore(sequence, &self.checkpoint)
     }
 
-    /// After it was decoded: the first of `logits` are those after it.
-    pub(crate) fn compare(&mut self, logits: &[f32]) {
-        if !self.exact.is_empty() {
+    /// After it was decoded: the first of `logits` are those after it, `exact` what [`look`](Self::look) gave.
+    pub(crate) fn compare(&mut self, exact: &[f32], logits: &[f32]) {
+        if !exact.is_empty() {
             self.tokens += 1;
-            self.nats += kl(&self.exact, &logits[..self.exact.len()]);
+            self.nats += kl(exact, &logits[..exact.len()]);
         }
     }
 
@@ -209,10 +208,11 @@ impl KlSampler {
         logits: &mut Vec<f32>,
         observer: &mut dyn Observer,
     ) -> Result<(), ModelError> {
-        self.look(model, sequence, id, observer)?;
+        let mut exact = Vec::new();
+        self.look(model, sequence, id, &mut exact, observer)?;
         let first = logits.len();
         model.decode(sequence, &[id], Rows::Last, logits, observer)?;
-        self.compare(&logits[first..]);
+        self.compare(&exact, &logits[first..]);
         Ok(())
     }
 }

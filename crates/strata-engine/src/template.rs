@@ -128,6 +128,7 @@ impl Default for ChatOptions {
 #[derive(Debug)]
 pub struct ChatTemplate {
     environment: Environment<'static>,
+    source: String,
     /// Variable and text of each special token the file has.
     special_tokens: Vec<(&'static str, String)>,
 }
@@ -153,7 +154,12 @@ impl ChatTemplate {
             return Err(TemplateError::TooLong { len_bytes: source.len() });
         }
         let environment = on_deep_stack(|| compile(source).map_err(|error| syntax_error(&error)))??;
-        Ok(ChatTemplate { environment, special_tokens: Vec::new() })
+        Ok(ChatTemplate { environment, source: source.to_owned(), special_tokens: Vec::new() })
+    }
+
+    /// The template's text.
+    pub fn source(&self) -> &str {
+        &self.source
     }
 
     /// Renders messages. Each is an object with at least `role` and `content`, in the OpenAI form, except that the
@@ -196,7 +202,7 @@ fn compile(source: &str) -> Result<Environment<'static>, Error> {
 }
 
 /// Runs `work` where it may recurse, see [`STACK_BYTES`].
-fn on_deep_stack<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, TemplateError> {
+pub(crate) fn on_deep_stack<T: Send>(work: impl FnOnce() -> T + Send) -> std::io::Result<T> {
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, work)?;
         thread.join().map_or_else(|panic| std::panic::resume_unwind(panic), Ok)

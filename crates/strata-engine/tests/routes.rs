@@ -17,7 +17,8 @@ fn write(route: Route, kind: DraftKind, kl_every: usize) -> Generated {
     let text = "The reader opens the file and reads the first page. The writer opens the file and reads the first page. \
                 The reader";
     let prompt = engine.tokenizer().unwrap().encode(text, true).unwrap();
-    let sampling = SamplerParams { temperature: 0.9, top_k: 40, top_p: 0.95, min_p: 0.05, seed: 11 };
+    let sampling =
+        SamplerParams { temperature: 0.9, top_k: 40, top_p: 0.95, min_p: 0.05, seed: 11, ..SamplerParams::default() };
     let mut session = engine.new_session().unwrap();
     let options = GenerateOptions { max_tokens: 60, sampling };
     engine.generate(&mut session, &prompt, &options, &Stop::new(false), |_| ()).unwrap()

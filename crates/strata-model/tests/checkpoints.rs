@@ -5,44 +5,13 @@ mod common;
 use std::path::Path;
 use std::sync::Arc;
 
-use common::{Recorded, data, fast_model_on, model_on, strata_mini};
-use strata_backend::{Isa, StatePart};
+use common::{Recorded, data, fast_model_on, last, model_on, oracle, state, strata_mini};
+use strata_backend::Isa;
 use strata_gguf::Gguf;
 use strata_model::ModelError;
 use strata_model::qwen4exp::{
     Checkpoint, DraftHead, LayerView, Model, Moment, Observer, Options, Rows, Sequence, Unobserved,
 };
-
-/// Logits of the last of `ids`, as bits.
-fn last(model: &mut Model, sequence: &mut Sequence, ids: &[u32]) -> Vec<u32> {
-    let mut logits = Vec::new();
-    model.forward(sequence, ids, Rows::Last, &mut logits, &mut Unobserved).unwrap();
-    logits.into_iter().map(f32::to_bits).collect()
-}
-
-/// Everything that a sequence keeps, as bits.
-fn state(model: &mut Model, sequence: &Sequence) -> Vec<Vec<u32>> {
-    let parts = [
-        StatePart::GdnMatrix,
-        StatePart::ConvHistory,
-        StatePart::Keys,
-        StatePart::Values,
-        StatePart::OpenBlockKeys,
-        StatePart::BlockKeys,
-    ];
-    let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect();
-    let mut all: Vec<_> = (0..model.config().layers)
-        .flat_map(|layer| parts.map(|part| (layer, part)))
-        .map(|(layer, part)| bits(model.read_state(sequence, layer, part)))
-        .collect();
-    all.push(model.read_ple_state(sequence).map_or(Vec::new(), bits));
-    all.push(sequence.window().to_vec());
-    all
-}
-
-fn oracle(name: &str) -> Vec<u32> {
-    Recorded::open(&data(&format!("oracle/{name}/reference.safetensors"))).u32("prefill.input_ids")
-}
 
 /// At each of `cuts`: on for a while with other tokens, back, and on as if nothing had been.
 fn there_and_back(model: &mut Model, ids: &[u32], cuts: std::ops::Range<usize>, away: &[usize], what: &str) {

@@ -11,7 +11,7 @@ use strata_gguf::Gguf;
 use strata_model::ModelError;
 use strata_model::qwen4exp::{LayerView, Moce, Model, Moment, Observer, Options, Rows, Unobserved};
 use strata_store::reads::{self, ReaderKind};
-use strata_store::{Demand, ExpertId, ExpertStore, PassKind, Slot, StoreError, StreamingStore};
+use strata_store::{Demand, ExpertId, ExpertStore, PassKind, PassNumber, Slot, StoreError, StreamingStore};
 
 fn oracle(name: &str) -> Gguf {
     Gguf::open(&data(&format!("oracle/{name}/model-f16.gguf"))).unwrap()
@@ -45,9 +45,13 @@ struct Watched {
 }
 
 impl ExpertStore for Watched {
-    fn begin_pass(&mut self, kind: PassKind) {
+    fn begin_pass(&mut self, kind: PassKind) -> PassNumber {
         self.gathered = None;
-        self.inner.begin_pass(kind);
+        self.inner.begin_pass(kind)
+    }
+
+    fn resume(&mut self, pass: PassNumber) {
+        self.inner.resume(pass);
     }
 
     fn poll(&mut self) {
@@ -127,9 +131,9 @@ impl ExpertStore for Watched {
         self.inner.release(slot);
     }
 
-    fn abandon(&mut self) {
+    fn abandon(&mut self, pass: PassNumber) {
         self.script.lock().unwrap().log.push("abandon".to_owned());
-        self.inner.abandon();
+        self.inner.abandon(pass);
     }
 }
 

@@ -5,9 +5,11 @@
 
 use axum::Router;
 use axum::extract::Path;
-use axum::http::{StatusCode, header};
+use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+
+use crate::problem::{Kind, Problem};
 
 /// What a browser may do for the page.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
@@ -35,7 +37,7 @@ pub(crate) fn routes<S: Clone + Send + Sync + 'static>() -> Router<S> {
 
 fn file(name: &str) -> Response {
     let Some((_, content_type, content)) = FILES.iter().find(|(known, ..)| *known == name) else {
-        return StatusCode::NOT_FOUND.into_response();
+        return Problem::new(Kind::NotFound, "the web page has no such file").into_response();
     };
     let headers = [
         (header::CONTENT_TYPE, *content_type),
@@ -50,6 +52,8 @@ fn file(name: &str) -> Response {
 
 #[cfg(test)]
 mod tests {
+    use axum::http::StatusCode;
+
     use super::*;
 
     #[test]

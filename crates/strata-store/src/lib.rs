@@ -24,7 +24,7 @@ pub mod timeline;
 pub use area::{Area, PAGE_BYTES};
 pub use error::StoreError;
 pub use record::{ExpertId, LayerRecords, Part, PartRange, Records};
-pub use rows::{RowCounts, RowTable, TablePlace};
+pub use rows::{GatherId, RowCounts, RowTable, TablePlace};
 pub use streaming::{Lookahead, StreamingOptions, StreamingStore, Usage};
 
 /// How many rows of a pass use one expert of a layer.
@@ -66,10 +66,17 @@ impl Slot {
 /// After [`begin_pass`](Self::begin_pass), for each layer in order: [`demand`](Self::demand) once for each strip that was
 /// routed, [`close`](Self::close) when the last one was, then [`ready`](Self::ready) until it says that there are no more;
 /// each slot goes back by [`release`](Self::release). At the end [`end_pass`](Self::end_pass), or anywhere
-/// [`abandon`](Self::abandon).
+/// [`abandon`](Self::abandon). Between two layers of a pass others may begin or go on.
 pub trait ExpertStore: Send {
-    /// The layers of a pass follow.
-    fn begin_pass(&mut self, kind: PassKind);
+    /// The layers of a pass follow. The pass at hand, if there is one, is left where it is, between two layers.
+    fn begin_pass(&mut self, kind: PassKind) -> PassNumber;
+
+    /// The layers of a pass follow that was begun before: it goes on where it was left, and the pass at hand is left.
+    /// Nothing happens when it is at hand itself.
+    ///
+    /// # Panics
+    /// When it ended, or was abandoned.
+    fn resume(&mut self, pass: PassNumber);
 
     /// The pass leaves out the layers before this one.
     fn skip_to(&mut self, layer: u32);
@@ -112,11 +119,11 @@ pub trait ExpertStore: Send {
     /// Between operations of a pass: looks after reads under way, waiting for none.
     fn poll(&mut self);
 
-    /// All layers are done.
+    /// All layers of the pass at hand are done.
     fn end_pass(&mut self);
 
-    /// The pass was given up: what was demanded and not handed out is not needed any more.
-    fn abandon(&mut self);
+    /// A pass was given up, at hand or left: what it demanded and was not handed out is not needed any more.
+    fn abandon(&mut self, pass: PassNumber);
 
     /// The store that streams, if this is it.
     fn as_streaming(&mut self) -> Option<&mut StreamingStore> {
@@ -124,4 +131,4 @@ pub trait ExpertStore: Send {
     }
 }
 
-pub use scheduler::PassKind;
+pub use scheduler::{PassKind, PassNumber};

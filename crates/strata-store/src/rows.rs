@@ -1,8 +1,8 @@
 //! A table of equal rows, of which a pass needs some: gathered beside computation, strip by strip.
 //!
-//! Owns: the reads of rows, and the rows gathered for this pass and the next. Promises: rows come in the order in which they
-//! were asked for, whatever the order of reads; reads follow the order of the file within a strip; pages that rows share are
-//! read once a strip. Refuses: to know what rows mean.
+//! Owns: the reads of rows, and the rows gathered for passes at hand and for those that follow. Promises: rows come in the
+//! order in which they were asked for, whatever the order of reads; reads follow the order of the file within a strip; pages
+//! that rows share are read once a strip; what one pass gathers is untouched by others. Refuses: to know what rows mean.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -45,6 +45,10 @@ pub struct RowCounts {
     pub exposed_wait: Duration,
 }
 
+/// Names the rows that are gathered for a pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GatherId(u64);
+
 /// A table whose rows are gathered by number, never loaded whole.
 pub struct RowTable {
     place: TablePlace,
@@ -53,7 +57,7 @@ pub struct RowTable {
     /// Where reads land, one window for each read at a time.
     windows: Area,
     free_windows: Vec<u32>,
-    /// Of the pass at hand, then of those that follow.
+    /// In the order in which they are read.
     gathers: VecDeque<Gather>,
     /// By window.
     reading: Vec<Option<Reading>>,
@@ -66,7 +70,7 @@ pub struct RowTable {
 
 /// Rows for one pass.
 struct Gather {
-    number: u64,
+    id: GatherId,
     ids: Vec<u64>,
     /// Places in `ids`: strips in order, rows of a strip in the order of the file.
     order: Vec<u32>,
@@ -84,7 +88,7 @@ struct Gather {
 
 /// A read, and which rows of which gather it brings.
 struct Reading {
-    gather: u64,
+    gather: GatherId,
     /// Of the gather's order.
     rows: Range<usize>,
     range: FileRange,
@@ -131,19 +135,45 @@ impl RowTable {
         self.gathers.len()
     }
 
-    /// Begins to gather the rows `ids` for the pass after those that were begun before, in strips of `strip_ids`.
+    /// Begins to gather the rows `ids` for a pass that needs them now, in strips of `strip_ids`: before all others.
     ///
     /// # Errors
     /// When a row does not exist, or reading does not work at all.
-    pub fn begin(&mut self, ids: &[u64], strip_ids: usize) -> Result<(), StoreError> {
+    pub fn begin(&mut self, ids: &[u64], strip_ids: usize) -> Result<GatherId, StoreError> {
+        let gather = self.gather(ids, strip_ids)?;
+        let id = gather.id;
+        self.gathers.push_front(gather);
+        self.poll_or_finish(id)
+    }
+
+    /// [`begin`](Self::begin) for a pass that comes later: after all others.
+    ///
+    /// # Errors
+    /// As [`begin`](Self::begin).
+    pub fn begin_later(&mut self, ids: &[u64], strip_ids: usize) -> Result<GatherId, StoreError> {
+        let gather = self.gather(ids, strip_ids)?;
+        let id = gather.id;
+        self.gathers.push_back(gather);
+        self.poll_or_finish(id)
+    }
+
+    fn poll_or_finish(&mut self, id: GatherId) -> Result<GatherId, StoreError> {
+        self.poll().inspect_err(|_| self.finish(id))?;
+        Ok(id)
+    }
+
+    fn gather(&mut self, ids: &[u64], strip_ids: usize) -> Result<Gather, StoreError> {
         if let Some(&row) = ids.iter().find(|row| **row >= self.place.rows) {
             return Err(StoreError::NoSuchRow { row, rows: self.place.rows });
         }
         let strip = strip_ids.max(1);
         let mut order: Vec<u32> = (0..ids.len() as u32).collect();
         order.chunks_mut(strip).for_each(|places| places.sort_unstable_by_key(|place| ids[*place as usize]));
-        self.gathers.push_back(Gather {
-            number: self.next_gather,
+        let id = GatherId(self.next_gather);
+        self.next_gather += 1;
+        self.counts.rows += ids.len() as u64;
+        Ok(Gather {
+            id,
             order,
             strip,
             started: 0,
@@ -152,10 +182,7 @@ impl RowTable {
             bytes: vec![0; ids.len() * self.place.row_bytes],
             ids: ids.to_vec(),
             error: None,
-        });
-        self.next_gather += 1;
-        self.counts.rows += ids.len() as u64;
-        self.poll()
+        })
     }
 
     /// Looks what has arrived, and starts what can be started.
@@ -167,17 +194,20 @@ impl RowTable {
         self.start_reads()
     }
 
-    /// The rows of a strip of the pass at hand, in the order asked for; waits for them.
+    /// The rows that were asked for at these places, in that order; waits for the strips that they lie in.
     ///
     /// # Errors
     /// When one of the pass's rows could not be read.
     ///
     /// # Panics
-    /// When no pass was begun, or it has no such strip.
-    pub fn strip(&mut self, strip: usize) -> Result<&[u8], StoreError> {
+    /// When they are not being gathered, or so many were not asked for.
+    pub fn rows(&mut self, gather: GatherId, places: Range<usize>) -> Result<&[u8], StoreError> {
         self.poll()?;
-        while self.gathers[0].missing[strip] > 0 {
-            if let Some(error) = self.gathers[0].error.take() {
+        let at = self.gathers.iter().position(|waiting| waiting.id == gather).expect("rows that are being gathered");
+        let strip = self.gathers[at].strip;
+        let strips = places.start / strip..places.end.div_ceil(strip);
+        while self.gathers[at].missing[strips.clone()].iter().any(|missing| *missing > 0) {
+            if let Some(error) = self.gathers[at].error.take() {
                 return Err(error);
             }
             let start = Instant::now();
@@ -188,20 +218,12 @@ impl RowTable {
             result?;
             self.start_reads()?;
         }
-        let gather = &self.gathers[0];
-        let from = strip * gather.strip * self.place.row_bytes;
-        let to = gather.bytes.len().min(from + gather.strip * self.place.row_bytes);
-        Ok(&gather.bytes[from..to])
+        Ok(&self.gathers[at].bytes[places.start * self.place.row_bytes..places.end * self.place.row_bytes])
     }
 
-    /// The pass at hand needs its rows no more.
-    pub fn finish(&mut self) {
-        self.gathers.pop_front();
-    }
-
-    /// No pass needs its rows any more.
-    pub fn abandon(&mut self) {
-        self.gathers.clear();
+    /// A pass needs its rows no more, or was given up.
+    pub fn finish(&mut self, gather: GatherId) {
+        self.gathers.retain(|waiting| waiting.id != gather);
     }
 
     fn start_reads(&mut self) -> Result<(), StoreError> {
@@ -217,7 +239,7 @@ impl RowTable {
             let waiting = &mut self.gathers[gather];
             waiting.started = rows.end;
             waiting.since[rows.start / waiting.strip].get_or_insert_with(Instant::now);
-            self.reading[window as usize] = Some(Reading { gather: self.gathers[gather].number, rows, range });
+            self.reading[window as usize] = Some(Reading { gather: self.gathers[gather].id, rows, range });
             // SAFETY: inside of the windows' memory: one of its windows.
             let memory = unsafe {
                 self.windows.start().add(window as usize * FileRange::most_window_bytes(self.place.row_bytes))
@@ -261,7 +283,7 @@ impl RowTable {
         self.counts.read_bytes += range.window_bytes() as u64;
         let place = self.place;
         // What nobody needs any more is dropped.
-        let Some(gather) = self.gathers.iter_mut().find(|waiting| waiting.number == gather) else { return };
+        let Some(gather) = self.gathers.iter_mut().find(|waiting| waiting.id == gather) else { return };
         if let Err(error) = result {
             gather.error.get_or_insert(error);
             return;

@@ -8,6 +8,7 @@ mod memory;
 mod pass;
 mod ple;
 mod qsa;
+mod rows;
 mod states;
 mod streams;
 
@@ -32,7 +33,7 @@ use crate::{
 pub struct CpuBackend {
     cpu: Cpu,
     weights: Weights,
-    passes: Vec<Pass>,
+    passes: Vec<Option<Pass>>,
     states: Vec<Option<(State, Kept)>>,
     scratch: Scratch,
     /// By ticket. Few are waiting at a time.
@@ -134,6 +135,11 @@ impl CpuBackend {
     }
 }
 
+/// The rows behind a handle.
+fn room(passes: &mut [Option<Pass>], id: PassId) -> &mut Pass {
+    passes[id.0 as usize].as_mut().expect("the pass was not freed")
+}
+
 /// The state behind a handle, and the rows that are kept of it.
 fn state(states: &mut [Option<(State, Kept)>], id: StateId) -> &mut (State, Kept) {
     states[id.0 as usize].as_mut().expect("the state was not freed")
@@ -163,8 +169,18 @@ impl Backend for CpuBackend {
     }
 
     fn new_pass(&mut self, shape: &PassShape) -> Result<PassId, BackendError> {
-        self.passes.push(Pass::new(shape)?);
-        Ok(PassId(self.passes.len() as u32 - 1))
+        let new = Pass::new(shape)?;
+        let free = self.passes.iter().position(Option::is_none);
+        let at = free.unwrap_or(self.passes.len());
+        if free.is_none() {
+            self.passes.push(None);
+        }
+        self.passes[at] = Some(new);
+        Ok(PassId(at as u32))
+    }
+
+    fn free_pass(&mut self, pass: PassId) {
+        self.passes[pass.0 as usize] = None;
     }
 
     fn default_kv(&self) -> KvType {
@@ -198,6 +214,22 @@ impl Backend for CpuBackend {
         state(&mut self.states, id).0.restore(saved);
     }
 
+    fn saved_values(&self, id: StateId, tokens: usize) -> usize {
+        self.states[id.0 as usize].as_ref().map_or(0, |(state, _)| state.saved_values(tokens))
+    }
+
+    fn rows_bytes(&self, id: StateId, tokens: Range<usize>) -> usize {
+        self.states[id.0 as usize].as_ref().map_or(0, |(state, _)| state.rows_bytes(tokens))
+    }
+
+    fn copy_rows(&mut self, id: StateId, tokens: Range<usize>, out: &mut Vec<u8>) {
+        state(&mut self.states, id).0.copy_rows(tokens, out);
+    }
+
+    fn append_rows(&mut self, id: StateId, tokens: usize, rows: &[u8]) -> Result<(), BackendError> {
+        state(&mut self.states, id).0.append_rows(tokens, rows)
+    }
+
     fn remember_rows(&mut self, id: StateId, most_rows: usize) {
         state(&mut self.states, id).1.begin(most_rows);
     }
@@ -212,7 +244,7 @@ impl Backend for CpuBackend {
         if let Some(&id) = ids.iter().find(|id| **id as usize >= table.rows()) {
             return Err(BackendError::NoSuchToken { id, rows: table.rows() });
         }
-        let pass = &mut self.passes[pass.0 as usize];
+        let pass = room(&mut self.passes, pass);
         let hidden = pass.shape.hidden;
         for (row, id) in ids.iter().enumerate() {
             let streams = pass.streams.rows_mut(first_row + row..first_row + row + 1);
@@ -228,7 +260,7 @@ impl Backend for CpuBackend {
         let (State::Ple(history), kept) = state(states, id) else {
             panic!("the n-gram module was given another state")
         };
-        ple::add_ngrams(cpu, weights, &mut passes[pass.0 as usize], rows, layer, history, kept, table_rows, scratch);
+        ple::add_ngrams(cpu, weights, room(passes, pass), rows, layer, history, kept, table_rows, scratch);
     }
 
     fn draft_input(
@@ -244,31 +276,31 @@ impl Backend for CpuBackend {
             (State::Residual(streams), kept) => (streams, kept),
             _ => panic!("a draft head was given another state"),
         });
-        draft::input(cpu, weights, &mut passes[pass.0 as usize], rows, layer, before, ids, scratch)
+        draft::input(cpu, weights, room(passes, pass), rows, layer, before, ids, scratch)
     }
 
     fn keep_streams(&mut self, pass: PassId, rows: Range<usize>, id: StateId) {
         let (State::Residual(last), kept) = state(&mut self.states, id) else {
             panic!("a draft head was given another state")
         };
-        draft::keep(self.passes[pass.0 as usize].streams.rows(rows), last, kept);
+        draft::keep(room(&mut self.passes, pass).streams.rows(rows), last, kept);
     }
 
     fn extend_cache(&mut self, pass: PassId, rows: Range<usize>, layer: &Qsa, id: StateId) -> Result<(), BackendError> {
         let Self { cpu, weights, passes, states, scratch, .. } = self;
         let (State::Qsa(state), kept) = state(states, id) else { panic!("attention was given another state") };
-        let pass = &mut passes[pass.0 as usize];
+        let pass = room(passes, pass);
         qsa::mix(cpu, weights, pass, rows, layer, (state, kept), scratch, qsa::Work::Extend)
     }
 
     fn read_streams(&mut self, pass: PassId, rows: Range<usize>, layer: &HyperRead) {
         let Self { cpu, weights, passes, scratch, .. } = self;
-        streams::read(cpu, weights, &mut passes[pass.0 as usize], rows, layer, scratch);
+        streams::read(cpu, weights, room(passes, pass), rows, layer, scratch);
     }
 
     fn mix(&mut self, pass: PassId, rows: Range<usize>, mixer: &Mixer, id: StateId) -> Result<(), BackendError> {
         let Self { cpu, weights, passes, states, scratch, .. } = self;
-        let pass = &mut passes[pass.0 as usize];
+        let pass = room(passes, pass);
         assert!(rows.len() <= pass.shape.strip_rows, "a strip of {} rows", rows.len());
         if pass.shape.keep_details {
             // Only attention selects: what an earlier layer or pass left here is not this mixer's.
@@ -287,11 +319,11 @@ impl Backend for CpuBackend {
     }
 
     fn write_streams(&mut self, pass: PassId, rows: Range<usize>) {
-        streams::write(&self.cpu, &mut self.passes[pass.0 as usize], rows);
+        streams::write(&self.cpu, room(&mut self.passes, pass), rows);
     }
 
     fn route(&mut self, pass: PassId, rows: Range<usize>, router: MatrixId) -> Ticket {
-        let pass = &mut self.passes[pass.0 as usize];
+        let pass = room(&mut self.passes, pass);
         let mut routes = self.spare_routes.pop().unwrap_or_default();
         let choosing = Choosing { logits: Logits::Exact, choices: pass.shape.top_k };
         experts::route(&self.cpu, &self.weights, pass, rows.clone(), router, choosing, &mut self.scratch, &mut routes);
@@ -301,16 +333,16 @@ impl Backend for CpuBackend {
     }
 
     fn router_logits(&mut self, pass: PassId, rows: Range<usize>, router: MatrixId) -> Ticket {
-        let logits = experts::router_logits(&self.cpu, &self.weights, &mut self.passes[pass.0 as usize], rows, router);
+        let logits = experts::router_logits(&self.cpu, &self.weights, room(&mut self.passes, pass), rows, router);
         self.ticket(Outcome::Logits(logits))
     }
 
     fn set_routes(&mut self, pass: PassId, rows: Range<usize>, routes: &Routes) {
-        experts::keep_routes(&mut self.passes[pass.0 as usize], rows, routes);
+        experts::keep_routes(room(&mut self.passes, pass), rows, routes);
     }
 
     fn forecast(&mut self, pass: PassId, rows: Range<usize>, router: MatrixId, choices: usize) -> Ticket {
-        let pass = &self.passes[pass.0 as usize];
+        let pass = room(&mut self.passes, pass);
         let mut routes = self.spare_routes.pop().unwrap_or_default();
         let choosing = Choosing { logits: Logits::Fast, choices };
         experts::route(&self.cpu, &self.weights, pass, rows, router, choosing, &mut self.scratch, &mut routes);
@@ -334,7 +366,7 @@ impl Backend for CpuBackend {
         group: &[GroupEntry],
         choices: &[Choice],
     ) -> Ticket {
-        experts::experts(&self.cpu, &mut self.passes[pass.0 as usize], shape, &slots, group, choices);
+        experts::experts(&self.cpu, room(&mut self.passes, pass), shape, &slots, group, choices);
         self.ticket(Outcome::Slots(slots))
     }
 
@@ -349,16 +381,16 @@ impl Backend for CpuBackend {
 
     fn shared_expert(&mut self, pass: PassId, rows: Range<usize>, shared: &SharedExpert) {
         let Self { cpu, weights, passes, scratch, .. } = self;
-        experts::shared_expert(cpu, weights, &mut passes[pass.0 as usize], rows, shared, scratch);
+        experts::shared_expert(cpu, weights, room(passes, pass), rows, shared, scratch);
     }
 
     fn combine(&mut self, pass: PassId, rows: Range<usize>) {
-        experts::combine(&self.cpu, &mut self.passes[pass.0 as usize], rows, &mut self.scratch);
+        experts::combine(&self.cpu, room(&mut self.passes, pass), rows, &mut self.scratch);
     }
 
     fn head(&mut self, pass: PassId, rows: Range<usize>, last_read: &HyperRead, output: MatrixId) -> Ticket {
         let Self { cpu, weights, passes, scratch, .. } = self;
-        let pass = &mut passes[pass.0 as usize];
+        let pass = room(passes, pass);
         streams::read(cpu, weights, pass, rows.clone(), last_read, scratch);
         let mut logits = Vec::new();
         weights.multiply(cpu, output, pass.mixed.rows(rows), &mut logits);
@@ -375,11 +407,11 @@ impl Backend for CpuBackend {
     }
 
     fn read_field(&mut self, pass: PassId, field: Field, rows: Range<usize>) -> Vec<f32> {
-        self.passes[pass.0 as usize].read_field(field, rows)
+        room(&mut self.passes, pass).read_field(field, rows)
     }
 
     fn selected_blocks(&mut self, pass: PassId, row: usize) -> Option<Vec<u32>> {
-        self.passes[pass.0 as usize].selected_blocks[row].clone()
+        room(&mut self.passes, pass).selected_blocks[row].clone()
     }
 
     fn read_state(&mut self, id: StateId, part: StatePart) -> Vec<f32> {

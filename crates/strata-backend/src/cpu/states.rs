@@ -1,5 +1,7 @@
 //! What a sequence keeps from one token to the next (spec 6.7).
 
+use std::ops::Range;
+
 use strata_kernels::attention::KvCache;
 use strata_kernels::{gdn, reserve};
 
@@ -134,6 +136,12 @@ fn reserved(rows: usize, width: usize) -> Result<Vec<f32>, BackendError> {
 }
 
 impl QsaState {
+    /// Where the keys are of the blocks that some tokens complete.
+    pub(super) fn block_values(&self, tokens: &Range<usize>) -> Range<usize> {
+        let (dim, block_tokens) = self.index;
+        tokens.start / block_tokens * dim..tokens.end / block_tokens * dim
+    }
+
     /// Whether `more` tokens fit.
     pub(super) fn check_room(&self, more: usize) -> Result<(), BackendError> {
         let (needed_tokens, context_tokens) = (self.cache.tokens() + more, self.cache.capacity_tokens());
@@ -160,6 +168,11 @@ impl History {
             Some(row) => &new[row * self.width..][..self.width],
             None => &self.rows[(self.len() + at - back) * self.width..][..self.width],
         }
+    }
+
+    /// Its rows, oldest first.
+    pub(super) fn values(&self) -> &[f32] {
+        &self.rows
     }
 
     /// Back to the rows that it had.

@@ -11,6 +11,7 @@ mod plan;
 mod probe;
 mod route;
 mod run;
+mod serve;
 mod sim;
 mod streaming;
 mod synth;

@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use strata_gguf::Gguf;
-use strata_model::qwen4exp::{DECODE_ROWS, DraftHead, Rows, StreamsNorm, has_draft_block};
+use strata_model::qwen4exp::{DECODE_ROWS, DraftHead, Observer, Rows, StreamsNorm, has_draft_block};
 
 use self::lookup::Lookup;
 use self::worth::Worth;
@@ -123,6 +123,8 @@ pub(crate) struct Writing {
     pub(crate) drafts: Drafts,
     /// The draft head's.
     head_logits: Vec<f32>,
+    /// What exact routing said of the token at hand; empty: nobody looked.
+    exact: Vec<f32>,
 }
 
 enum Source {
@@ -131,6 +133,27 @@ enum Source {
 }
 
 impl Writing {
+    /// What goes through the model next, or went last.
+    pub(crate) fn ids(&self) -> &[u32] {
+        &self.window.ids
+    }
+
+    /// Room for the logits of each of these.
+    pub(crate) fn window_logits(&mut self) -> &mut Vec<f32> {
+        &mut self.window.logits
+    }
+
+    /// Takes a token that was written. `true`: it was drafted, and its logits are there.
+    pub(crate) fn agrees(&mut self, session: &mut Session, token: u32) -> bool {
+        self.text.push(token);
+        let agrees = self.window.ids.get(self.window.agreed) == Some(&token);
+        if agrees {
+            self.window.agreed += 1;
+            session.tokens.push(token);
+        }
+        agrees
+    }
+
     /// The logits from which the next token is drawn.
     pub(crate) fn logits(&self, vocabulary: usize) -> &[f32] {
         &self.window.logits[(self.window.agreed - 1) * vocabulary..][..vocabulary]
@@ -156,6 +179,7 @@ impl Engine {
             count: most.min(FIRST_COUNT),
             drafts: Drafts::default(),
             head_logits: Vec::new(),
+            exact: Vec::new(),
         }
     }
 
@@ -169,40 +193,43 @@ impl Engine {
         left: usize,
         stop: &Stop,
     ) -> Result<bool, EngineError> {
-        writing.text.push(token);
-        if writing.window.ids.get(writing.window.agreed) == Some(&token) {
+        if writing.agrees(session, token) {
             // What a pass would have noticed.
-            if stop.load(Ordering::Relaxed) {
+            let is_stopped = stop.load(Ordering::Relaxed);
+            if is_stopped {
                 writing.window.clear();
                 self.reset(session);
-                return Ok(false);
             }
-            writing.window.agreed += 1;
-            session.tokens.push(token);
-            return Ok(true);
+            return Ok(!is_stopped);
         }
-        self.settle(session, writing)?;
         let start = Instant::now();
-        let window = self.next_window(session, writing, token, left, stop);
-        let Some(window) = self.or_reset(session, window)? else { return Ok(false) };
-        writing.window = window;
-        writing.window.seconds = start.elapsed().as_secs_f64();
-        session.tokens.push(token);
-        Ok(true)
+        let passed = self.propose(session, writing, token, left, &mut Stoppable(stop)).and_then(|()| {
+            let (ids, logits, observer) = (&writing.window.ids, &mut writing.window.logits, &mut Stoppable(stop));
+            logits.clear();
+            Ok(self.model.decode(&mut session.sequence, ids, Rows::All, logits, observer)?)
+        });
+        let passed = self.or_reset(session, passed);
+        if let Ok(Some(())) = passed {
+            self.passed(session, writing, start.elapsed().as_secs_f64());
+        } else {
+            writing.window.clear();
+        }
+        Ok(passed?.is_some())
     }
 
-    /// The pass of `token` and what is drafted after it.
-    fn next_window(
+    /// Ends the last window and says what goes through the model next, [`Writing::ids`]: `token`, after which at most `left`
+    /// more may be written, and what is drafted after it. After an error the session must be reset.
+    pub(crate) fn propose(
         &mut self,
         session: &mut Session,
         writing: &mut Writing,
         token: u32,
         left: usize,
-        stop: &Stop,
-    ) -> Result<Window, EngineError> {
-        self.kl_sampler.look(&mut self.model, &mut session.sequence, token, &mut Stoppable(stop))?;
+        observer: &mut dyn Observer,
+    ) -> Result<(), EngineError> {
+        self.settle(session, writing)?;
+        self.kl_sampler.look(&mut self.model, &mut session.sequence, token, &mut writing.exact, observer)?;
         let mut ids = std::mem::take(&mut writing.window.ids);
-        let mut logits = std::mem::take(&mut writing.window.logits);
         ids.push(token);
         let room = self.model.context_tokens() - session.tokens.len() - 1;
         // The last of all tokens is not taken.
@@ -213,7 +240,7 @@ impl Engine {
                 Some(Source::Lookup(lookup)) => ids.extend(lookup.drafts(&writing.text, most)),
                 Some(Source::Head) => {
                     writing.head_logits.clear();
-                    let (logits, observer) = (&mut writing.head_logits, &mut Stoppable(stop));
+                    let logits = &mut writing.head_logits;
                     ids.extend(self.model.draft(&mut session.sequence, token, most, logits, observer)?);
                 }
             }
@@ -222,10 +249,16 @@ impl Engine {
             let start = session.window_start.get_or_insert_default();
             self.model.checkpoint_window(&mut session.sequence, start, DECODE_ROWS)?;
         }
-        logits.clear();
-        self.model.decode(&mut session.sequence, &ids, Rows::All, &mut logits, &mut Stoppable(stop))?;
-        self.kl_sampler.compare(&logits);
-        Ok(Window { ids, agreed: 1, logits, seconds: 0.0 })
+        writing.window.ids = ids;
+        Ok(())
+    }
+
+    /// What was proposed went through the model, which took so long, and the window's logits are there.
+    pub(crate) fn passed(&mut self, session: &mut Session, writing: &mut Writing, seconds: f64) {
+        self.kl_sampler.compare(&writing.exact, &writing.window.logits);
+        writing.window.agreed = 1;
+        writing.window.seconds = seconds;
+        session.tokens.push(writing.window.ids[0]);
     }
 
     /// Ends the window: takes back what the text does not have.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::{Drafts, Finish, RouteReceipt, SamplerParams};
+use crate::{Constraint, Drafts, Finish, RouteReceipt, SamplerParams};
 
 /// A text to be written on from a prompt.
 #[derive(Clone, Debug)]
@@ -13,6 +13,10 @@ pub struct Request {
     pub max_tokens: usize,
     /// How to choose tokens.
     pub sampling: SamplerParams,
+    /// What is added to the logits of tokens; -100 and less forbid one.
+    pub bias: Vec<(u32, f32)>,
+    /// What the answer must look like.
+    pub constraint: Option<Constraint>,
     /// Texts that end the answer; they are not a part of it.
     pub stop: Vec<String>,
     /// For so many of the most likely tokens at each place, their probabilities are told; `None`: none, and not the chosen
@@ -20,8 +24,8 @@ pub struct Request {
     pub top_logprobs: Option<usize>,
 }
 
-/// What a host tells of a request, in this order: `Reading` any number of times, `Token` once for each token, and one
-/// `Done` or `Failed`.
+/// What a host tells of a request, in this order: `Reading` any number of times, `Token` once for each token but one that ends
+/// the turn, and one `Done` or `Failed`.
 #[derive(Clone, Debug)]
 pub enum Event {
     /// The prompt is being read.
@@ -68,7 +72,7 @@ pub struct Outcome {
     pub text: String,
     /// Why it ended.
     pub finish: Finish,
-    /// The stop text that ended it.
+    /// The stop text that ended it, as the end of a turn would.
     pub stop: Option<String>,
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
@@ -84,7 +88,7 @@ pub struct Outcome {
     pub decode_time: Duration,
     /// What became of drafts.
     pub drafts: Drafts,
-    /// What cache-aware routing did; `None` without it.
+    /// What cache-aware routing did meanwhile, for all texts at work; `None` without it.
     pub routes: Option<RouteReceipt>,
 }
 

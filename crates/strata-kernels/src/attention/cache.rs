@@ -212,6 +212,9 @@ impl Grains {
 const NAN_SCALE: u16 = 0x7e00;
 
 impl KvCache {
+    /// Rows are copied from a multiple of so many tokens on.
+    pub const COPIED_TOGETHER: usize = GRAIN_TOKENS;
+
     /// An empty cache with room for `capacity_tokens`, or `None` when there is not enough memory. The system hands the
     /// memory out as tokens come.
     pub fn new(kv: KvType, heads: usize, dim: usize, capacity_tokens: usize) -> Option<Self> {
@@ -297,19 +300,96 @@ impl KvCache {
                 values.truncate(tokens * heads * dim);
             }
             Store::Grains(stored) => {
-                let lines = 2 * grains.lines();
-                stored.truncate(tokens.div_ceil(GRAIN_TOKENS) * heads * lines);
-                // Of the grain that is not full, the forgotten tokens become zeros again.
-                let nothing = vec![0.0; dim];
-                for head in stored[tokens / GRAIN_TOKENS * heads * lines..].chunks_exact_mut(lines) {
-                    for token in tokens % GRAIN_TOKENS..GRAIN_TOKENS {
-                        for part in [Part::Keys, Part::Values] {
-                            grains.write(part, head, token, &nothing, &mut Vec::new());
-                        }
-                    }
+                stored.truncate(tokens.div_ceil(GRAIN_TOKENS) * heads * 2 * grains.lines());
+                self.empty_places();
+            }
+        }
+    }
+
+    /// Of a grain that is not full, the tokens that are not there become zeros.
+    fn empty_places(&mut self) {
+        let (tokens, heads, grains) = (self.tokens, self.heads, self.grains());
+        let Store::Grains(stored) = &mut self.store else { return };
+        let lines = 2 * grains.lines();
+        let nothing = vec![0.0; self.dim];
+        for head in stored[tokens / GRAIN_TOKENS * heads * lines..].chunks_exact_mut(lines) {
+            for token in tokens % GRAIN_TOKENS..GRAIN_TOKENS {
+                for part in [Part::Keys, Part::Values] {
+                    grains.write(part, head, token, &nothing, &mut Vec::new());
                 }
             }
         }
+    }
+
+    /// Bytes that [`copy_rows`](Self::copy_rows) gives of so many tokens.
+    pub fn rows_bytes(&self, tokens: usize) -> usize {
+        match self.store {
+            Store::Rows { .. } => tokens * self.row_bytes(),
+            Store::Grains(_) => tokens.div_ceil(GRAIN_TOKENS) * self.row_bytes(),
+        }
+    }
+
+    /// Bytes of what lies together: a token, or a grain.
+    fn row_bytes(&self) -> usize {
+        match self.store {
+            Store::Rows { .. } => 2 * self.heads * self.dim * size_of::<f32>(),
+            Store::Grains(_) => 2 * self.heads * self.grains().lines() * size_of::<Line>(),
+        }
+    }
+
+    /// Appends the bytes of some tokens to `out`, for [`append_rows`](Self::append_rows) of a cache of the same shape.
+    ///
+    /// # Panics
+    /// When there are no such tokens, or the first is not a multiple of [`COPIED_TOGETHER`](Self::COPIED_TOGETHER).
+    pub fn copy_rows(&self, tokens: Range<usize>, out: &mut Vec<u8>) {
+        let is_there = tokens.start <= tokens.end && tokens.end <= self.tokens;
+        assert!(is_there && tokens.start.is_multiple_of(GRAIN_TOKENS), "cache: {tokens:?} cannot be copied");
+        match &self.store {
+            Store::Rows { keys, values } => {
+                let width = self.heads * self.dim;
+                for token in tokens {
+                    let row = token * width..(token + 1) * width;
+                    let row = keys[row.clone()].iter().chain(&values[row]);
+                    row.for_each(|value| out.extend_from_slice(&value.to_le_bytes()));
+                }
+            }
+            Store::Grains(stored) => {
+                let lines = 2 * self.heads * self.grains().lines();
+                let grains = tokens.start / GRAIN_TOKENS * lines..tokens.end.div_ceil(GRAIN_TOKENS) * lines;
+                stored[grains].iter().for_each(|line| out.extend_from_slice(&line.0));
+            }
+        }
+    }
+
+    /// Appends tokens whose bytes [`copy_rows`](Self::copy_rows) gave: what the cache holds then is the same as if they had
+    /// been [appended](Self::append) here.
+    ///
+    /// # Panics
+    /// When these are not the bytes of so many tokens, they do not fit, or the cache's own tokens are not a multiple of
+    /// [`COPIED_TOGETHER`](Self::COPIED_TOGETHER).
+    pub fn append_rows(&mut self, tokens: usize, bytes: &[u8]) {
+        let fits = bytes.len() == self.rows_bytes(tokens) && tokens <= self.capacity_tokens - self.tokens;
+        assert!(fits && self.tokens.is_multiple_of(GRAIN_TOKENS), "cache: {tokens} tokens cannot be taken");
+        match &mut self.store {
+            Store::Rows { keys, values } => {
+                for row in bytes.chunks_exact(2 * self.heads * self.dim * size_of::<f32>()) {
+                    let (key, value) = row.split_at(row.len() / 2);
+                    for (to, from) in [(&mut *keys, key), (&mut *values, value)] {
+                        to.extend(from.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])));
+                    }
+                }
+            }
+            Store::Grains(stored) => {
+                for line in bytes.chunks_exact(size_of::<Line>()) {
+                    let mut copy = Line::ZERO;
+                    copy.0.copy_from_slice(line);
+                    stored.push(copy);
+                }
+            }
+        }
+        self.tokens += tokens;
+        // The last grain may come from a cache that had more tokens.
+        self.empty_places();
     }
 
     /// Appends tokens: `keys` and `values` are `[tokens][heads][dim]`. In [`KvType::Q8_0`], 32 dimensions of which one is
@@ -379,12 +459,18 @@ mod tests {
         }
     }
 
+    /// Keys or values of some tokens.
+    fn rows(tokens: Range<usize>, seed: usize) -> Vec<f32> {
+        let row = |token: usize| (0..HEADS * DIM).map(move |i| (token * 100 + seed * 7 + i + 1) as f32);
+        tokens.flat_map(row).collect()
+    }
+
+    const HEADS: usize = 2;
+    const DIM: usize = 20;
+
     #[test]
     fn forgotten_tokens_leave_nothing() {
-        let (heads, dim) = (2, 20);
-        let width = heads * dim;
-        let row = |token: usize, seed: usize| (0..width).map(move |i| (token * 100 + seed * 7 + i + 1) as f32);
-        let rows = |tokens: std::ops::Range<usize>, seed| tokens.flat_map(|t| row(t, seed)).collect::<Vec<f32>>();
+        let (heads, dim) = (HEADS, DIM);
         for kv in KvType::ALL {
             for written in 0..=11 {
                 for kept in 0..=written {
@@ -398,6 +484,32 @@ mod tests {
                         cache.append(&rows(kept..11, 3), &rows(kept..11, 4));
                     }
                     assert_eq!(bits(&cache), bits(&fresh), "{kept} of {written}, then others");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn copied_rows_are_those_that_were_appended() {
+        const TOKENS: usize = 13;
+        for kv in KvType::ALL {
+            let empty = || KvCache::new(kv, HEADS, DIM, TOKENS).unwrap();
+            let mut from = empty();
+            from.append(&rows(0..TOKENS, 1), &rows(0..TOKENS, 2));
+            for copied in 0..=TOKENS {
+                for first in (0..=copied).step_by(KvCache::COPIED_TOGETHER) {
+                    let (mut fresh, mut into) = (empty(), empty());
+                    fresh.append(&rows(0..copied, 1), &rows(0..copied, 2));
+                    for range in [0..first, first..copied] {
+                        let mut bytes = vec![7];
+                        from.copy_rows(range.clone(), &mut bytes);
+                        into.append_rows(range.len(), &bytes[1..]);
+                    }
+                    assert_eq!((bits(&into), into.tokens()), (bits(&fresh), copied), "{copied} in {kv:?}");
+                    for cache in [&mut into, &mut fresh] {
+                        cache.append(&rows(copied..TOKENS, 3), &rows(copied..TOKENS, 4));
+                    }
+                    assert_eq!(bits(&into), bits(&fresh), "{copied} in {kv:?}, then others");
                 }
             }
         }

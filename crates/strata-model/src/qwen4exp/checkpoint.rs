@@ -11,8 +11,9 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use strata_backend::SavedState;
+use strata_backend::{Backend, SavedState, StateId};
 
+use super::forward::look_back;
 use super::moce::Residency;
 use super::{Model, Sequence};
 use crate::ModelError;
@@ -20,13 +21,13 @@ use crate::ModelError;
 /// Where a sequence was. It may be kept as long as one likes, and filled again ([`Model::checkpoint_into`]).
 #[derive(Debug, Default)]
 pub struct Checkpoint {
-    tokens: usize,
-    window: Vec<u32>,
-    residency: Residency,
+    pub(super) tokens: usize,
+    pub(super) window: Vec<u32>,
+    pub(super) residency: Residency,
     /// Copies of all states.
-    states: Vec<SavedState>,
+    pub(super) states: Vec<SavedState>,
     /// The branch of the last token; `None`: the copy is not complete.
-    branch: Option<u64>,
+    pub(super) branch: Option<u64>,
 }
 
 impl Checkpoint {
@@ -41,10 +42,62 @@ impl Checkpoint {
     }
 }
 
+/// A checkpoint that is taken in the middle of a pass: each layer gives its part when it has come so far.
+pub(super) struct Mark {
+    /// Rows of the pass before it.
+    pub(super) row: usize,
+    checkpoint: Checkpoint,
+}
+
+impl Mark {
+    /// Behind `ids`, which a sequence takes in a pass that begins now. The n-gram hash looks back at `ngram_tokens`.
+    pub(super) fn new(ngram_tokens: usize, sequence: &Sequence, ids: &[u32]) -> Self {
+        let mut window = sequence.window.clone();
+        look_back(ngram_tokens, &mut window, ids);
+        let mut states = Vec::new();
+        states.resize_with(sequence.all_states().count(), SavedState::default);
+        let (tokens, residency) = (sequence.tokens + ids.len(), sequence.residency.clone());
+        Self { row: ids.len(), checkpoint: Checkpoint { tokens, window, residency, states, branch: None } }
+    }
+
+    /// The rows before it have gone through a layer's mixer and router; `is_ngrams`: and through the n-gram module.
+    pub(super) fn save_layer(
+        &mut self,
+        backend: &mut dyn Backend,
+        sequence: &Sequence,
+        layer: usize,
+        is_ngrams: bool,
+    ) -> Result<(), ModelError> {
+        self.checkpoint.residency.copy_layer(&sequence.residency, layer);
+        self.save(backend, sequence, sequence.states[layer])?;
+        match sequence.ple_state.filter(|_| is_ngrams) {
+            Some(state) => self.save(backend, sequence, state),
+            None => Ok(()),
+        }
+    }
+
+    /// Copies one of a sequence's states.
+    pub(super) fn save(
+        &mut self,
+        backend: &mut dyn Backend,
+        sequence: &Sequence,
+        state: StateId,
+    ) -> Result<(), ModelError> {
+        let at = sequence.all_states().position(|own| own == state).expect("a state of the sequence");
+        Ok(backend.save_state(state, &mut self.checkpoint.states[at])?)
+    }
+
+    /// The checkpoint, once the pass is complete.
+    pub(super) fn complete(mut self, sequence: &Sequence) -> Checkpoint {
+        self.checkpoint.branch = Some(sequence.lineage.branch(self.checkpoint.tokens));
+        self.checkpoint
+    }
+}
+
 /// Tells which rows of a sequence's caches are still those that a checkpoint saw. Rows are forgotten from some position on,
 /// and what comes after is a new branch; so those before a position are untouched as long as the last of them is of the
 /// branch that it was of.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Lineage {
     /// Of the position before the first token.
     root: u64,
@@ -52,13 +105,15 @@ pub(super) struct Lineage {
     branches: Vec<(usize, u64)>,
 }
 
-impl Lineage {
-    pub(super) fn new() -> Self {
+impl Default for Lineage {
+    fn default() -> Self {
         Self { root: new_branch(), branches: vec![(0, new_branch())] }
     }
+}
 
+impl Lineage {
     /// The branch of the last of `tokens` tokens.
-    fn branch(&self, tokens: usize) -> u64 {
+    pub(super) fn branch(&self, tokens: usize) -> u64 {
         match tokens.checked_sub(1) {
             None => self.root,
             Some(last) => self.branches[self.branches.partition_point(|(first, _)| *first <= last) - 1].1,
@@ -167,7 +222,7 @@ impl Model {
         }
         sequence.window.clone_from(&checkpoint.window);
         sequence.residency.replay(&checkpoint.residency, kept.len());
-        self.look_back(sequence, kept);
+        self.look_back(&mut sequence.window, kept);
         sequence.go_back(tokens);
         Ok(())
     }
@@ -181,13 +236,18 @@ impl Model {
         if !sequence.can_restore(checkpoint) {
             return Err(ModelError::StaleCheckpoint { tokens: checkpoint.tokens });
         }
+        self.restore_copies(sequence, checkpoint);
+        Ok(())
+    }
+
+    /// [`restore`](Self::restore) of a sequence whose caches have the rows.
+    pub(super) fn restore_copies(&mut self, sequence: &mut Sequence, checkpoint: &Checkpoint) {
         for (state, saved) in sequence.all_states().zip(&checkpoint.states) {
             self.backend.restore_state(state, saved);
         }
         sequence.window.clone_from(&checkpoint.window);
         sequence.residency.clone_from(&checkpoint.residency);
         sequence.go_back(checkpoint.tokens);
-        Ok(())
     }
 }
 
@@ -197,8 +257,8 @@ mod tests {
 
     #[test]
     fn a_branch_lasts_until_its_last_row_is_forgotten() {
-        let mut lineage = Lineage::new();
-        let other = Lineage::new();
+        let mut lineage = Lineage::default();
+        let other = Lineage::default();
         let marks: Vec<u64> = (0..=30).map(|tokens| lineage.branch(tokens)).collect();
         assert!((0..=30).all(|tokens| lineage.branch(tokens) != other.branch(tokens)));
         lineage.cut(20);

@@ -110,6 +110,14 @@ impl Residency {
         }
     }
 
+    /// Makes one layer that of `other`.
+    pub(super) fn copy_layer(&mut self, other: &Self, layer: usize) {
+        if let Some(from) = other.layers.get(layer) {
+            self.layers[layer].clone_from(from);
+            self.window[layer].clone_from(&other.window[layer]);
+        }
+    }
+
     /// The next rows are remembered, for [`replay`](Self::replay).
     pub(super) fn remember_rows(&mut self, rows: usize) {
         self.window.iter_mut().for_each(Vec::clear);
@@ -159,8 +167,6 @@ pub(super) struct MoceRouter {
     layers: usize,
     experts: usize,
     top_k: usize,
-    /// Of the pass at hand.
-    routing: Routing,
     counts: RouteCounts,
     logits: Vec<f32>,
     entrants: Vec<u32>,
@@ -168,8 +174,8 @@ pub(super) struct MoceRouter {
 
 impl MoceRouter {
     pub(super) fn new(moce: Moce, layers: usize, experts: usize, top_k: usize) -> Self {
-        let (routing, counts) = (Routing::Exact, RouteCounts::default());
-        Self { moce, layers, experts, top_k, routing, counts, logits: Vec::new(), entrants: Vec::new() }
+        let counts = RouteCounts::default();
+        Self { moce, layers, experts, top_k, counts, logits: Vec::new(), entrants: Vec::new() }
     }
 
     /// Of a sequence without tokens.
@@ -177,10 +183,11 @@ impl MoceRouter {
         Residency::new(self.layers, self.moce.slots, self.top_k)
     }
 
-    /// Routes the rows of a strip through layer `layer`; the choice is left in `routes` and with the backend.
+    /// Routes a sequence's rows of a strip through layer `layer`; the choice is left in `routes` and with the backend.
     #[allow(clippy::too_many_arguments)] // one caller, which takes them all from the pass at hand
     pub(super) fn route(
         &mut self,
+        routing: Routing,
         backend: &mut dyn Backend,
         store: &mut dyn ExpertStore,
         pass: PassId,
@@ -190,7 +197,7 @@ impl MoceRouter {
         residency: &mut Residency,
         routes: &mut Routes,
     ) -> Result<(), ModelError> {
-        if self.routing == Routing::Exact {
+        if routing == Routing::Exact {
             let ticket = backend.route(pass, rows, router);
             backend.take_routes(ticket, routes)?;
             routes.ids.chunks_exact(self.top_k).for_each(|ids| residency.touch(layer, ids));
@@ -294,13 +301,6 @@ impl Model {
     /// What cache-aware routing did so far; `None` without it.
     pub fn route_counts(&self) -> Option<RouteCounts> {
         self.moce.as_ref().map(|moce| moce.counts)
-    }
-
-    /// Routes the next pass so.
-    pub(super) fn set_routing(&mut self, routing: Routing) {
-        if let Some(moce) = &mut self.moce {
-            moce.routing = routing;
-        }
     }
 }
 

@@ -3,7 +3,9 @@
 
 mod checkpoint;
 mod config;
+mod experts;
 mod flops;
+mod fork;
 mod forward;
 mod gdn;
 mod head;
@@ -12,18 +14,20 @@ mod memory;
 mod moce;
 mod moe;
 mod mtp;
+mod observer;
 mod ple;
 mod qsa;
+mod reading;
+mod step;
 mod weights;
+mod workspace;
 
 use std::fs::File;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use strata_backend::{
-    Backend, BackendError, GdnForm, HyperRead, KvType, Mixer, PassId, PassShape, StateId, StatePart, StateShape,
-};
+use strata_backend::{Backend, BackendError, GdnForm, HyperRead, KvType, Mixer, StateId, StatePart, StateShape};
 use strata_gguf::Gguf;
 use strata_store::reads::{self, Port, ReadQueue, ReaderKind};
 use strata_store::timeline::Timeline;
@@ -34,10 +38,14 @@ use strata_store::{
 pub use checkpoint::Checkpoint;
 pub use config::{AttentionConfig, Config, GdnConfig, MixerKind, MoeConfig, PleConfig};
 pub use flops::Flops;
-pub use forward::{DECODE_ROWS, LayerView, Moment, Observer, Rows, Unobserved};
+pub use forward::{DECODE_ROWS, Rows};
 pub use memory::{add_draft_head, checkpoint_bytes, memory_shape, token_bytes, window_bytes};
 pub use moce::{Moce, RouteCounts};
 pub use mtp::{DraftHead, StreamsNorm, has_draft_block};
+pub use observer::{LayerView, Moment, Observer, Unobserved};
+pub use reading::Reading;
+pub use step::Part;
+pub use workspace::Workspace;
 
 use self::checkpoint::Lineage;
 use self::head::Head;
@@ -152,8 +160,8 @@ pub struct Model {
     layers: Vec<Layer>,
     ple: Option<PleModule>,
     draft_head: Option<LoadedDraftHead>,
-    pass: PassId,
-    buffers: forward::Buffers,
+    /// Of [`forward`](Self::forward) and [`decode`](Self::decode), unless somebody took it.
+    workspace: Option<Workspace>,
     fixed_routes: Option<FixedRoutes>,
     moce: Option<MoceRouter>,
 }
@@ -173,7 +181,7 @@ struct Layer {
 }
 
 /// The state of one text: where it is, and what the layers remember of it.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Sequence {
     /// Tokens taken so far.
     tokens: usize,
@@ -303,7 +311,7 @@ impl Model {
 
     fn assemble(
         parts: Parts,
-        mut backend: Box<dyn Backend>,
+        backend: Box<dyn Backend>,
         store: Box<dyn ExpertStore>,
         mut options: Options,
     ) -> Result<Self, ModelError> {
@@ -311,20 +319,9 @@ impl Model {
         let context_tokens = options.context_tokens.unwrap_or(config.default_context_tokens()).max(1);
         options.pass_tokens = options.pass_tokens.clamp(1, context_tokens);
         options.strip_rows = options.strip_rows.clamp(1, options.pass_tokens);
-        let pass = backend.new_pass(&PassShape {
-            rows: options.pass_tokens,
-            strip_rows: options.strip_rows,
-            streams: config.streams,
-            hidden: config.hidden,
-            experts: config.moe.experts,
-            top_k: config.moe.top_k,
-            expert_ff: config.moe.ff,
-            keep_details: options.keep_details,
-        })?;
         let moce = options.moce.map(|moce| MoceRouter::new(moce, config.layers, config.moe.experts, config.moe.top_k));
-        let buffers = forward::Buffers::default();
         let most_pass_tokens = options.pass_tokens;
-        Ok(Self {
+        let mut model = Self {
             config,
             options,
             context_tokens,
@@ -335,11 +332,12 @@ impl Model {
             layers,
             ple,
             draft_head,
-            pass,
-            buffers,
+            workspace: None,
             fixed_routes: None,
             moce,
-        })
+        };
+        model.workspace = Some(model.take_workspace()?);
+        Ok(model)
     }
 
     /// The model's numbers, and warnings about its file.
@@ -378,17 +376,7 @@ impl Model {
     /// When memory does not suffice.
     pub fn new_sequence(&mut self) -> Result<Sequence, ModelError> {
         let residency = self.moce.as_ref().map(MoceRouter::residency).unwrap_or_default();
-        let mut sequence = Sequence {
-            tokens: 0,
-            window: Vec::new(),
-            states: Vec::new(),
-            ple_state: None,
-            residency,
-            is_torn: false,
-            lineage: Lineage::new(),
-            remembered: None,
-            residual: None,
-        };
+        let mut sequence = Sequence { residency, ..Sequence::default() };
         let kv = self.options.kv.unwrap_or_else(|| self.backend.default_kv());
         let shapes = self.config.mixers.iter().map(|mixer| match *mixer {
             MixerKind::Gdn => gdn::state_shape(&self.config),

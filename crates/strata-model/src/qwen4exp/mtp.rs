@@ -9,12 +9,13 @@ use std::sync::Arc;
 
 use strata_backend::{Backend, DraftInput, HyperRead, KvType, MatrixId, Mixer, SavedState, StateShape};
 use strata_gguf::Gguf;
-use strata_store::{LayerRecords, PassKind};
+use strata_store::LayerRecords;
 
+use super::checkpoint::Mark;
 use super::config::Config;
-use super::forward::strips;
+use super::forward::Pass;
 use super::weights::Loader;
-use super::{Layer, Model, Observer, Sequence, head, hyper, moe, qsa};
+use super::{Layer, Model, Observer, Sequence, Workspace, head, hyper, moe, qsa};
 use crate::ModelError;
 
 /// Which head drafts tokens.
@@ -145,6 +146,25 @@ impl Model {
         logits: &mut Vec<f32>,
         observer: &mut dyn Observer,
     ) -> Result<Vec<u32>, ModelError> {
+        let mut workspace = self.take_workspace()?;
+        let result = self.draft_in(&mut workspace, sequence, token, most, logits, observer);
+        self.workspace = Some(workspace);
+        result
+    }
+
+    /// [`draft`](Self::draft) in a workspace of the caller's; one row is enough.
+    ///
+    /// # Errors
+    /// As [`draft`](Self::draft).
+    pub fn draft_in(
+        &mut self,
+        workspace: &mut Workspace,
+        sequence: &mut Sequence,
+        token: u32,
+        most: usize,
+        logits: &mut Vec<f32>,
+        observer: &mut dyn Observer,
+    ) -> Result<Vec<u32>, ModelError> {
         let (Some(head), Some(residual), [.., attention]) =
             (&mut self.draft_head, sequence.residual, &sequence.states[..])
         else {
@@ -163,16 +183,17 @@ impl Model {
         // What is drafted goes through the same states.
         sequence.remembered = None;
         let most = most.min(self.context_tokens - sequence.tokens);
-        let result = self.drafts(sequence, token, most, logits, &mut Outside(observer));
+        let result = self.drafts(workspace, sequence, token, most, logits, &mut Outside(observer));
         let head = self.draft_head.as_ref().expect("it drafted");
         for (state, saved) in states.iter().zip(&head.saved) {
             self.backend.restore_state(*state, saved);
         }
-        result.inspect_err(|_| self.give_up())
+        result
     }
 
     fn drafts(
         &mut self,
+        workspace: &mut Workspace,
         sequence: &mut Sequence,
         token: u32,
         most: usize,
@@ -183,14 +204,11 @@ impl Model {
         let mut id = token;
         for _ in 0..most {
             let head = self.draft_head.as_ref().expect("it drafts");
-            self.backend.draft_input(self.pass, 0..1, &head.input, sequence.residual, &[id])?;
-            self.store.begin_pass(PassKind::Decode);
-            self.store.skip_to(self.layers.len() as u32);
-            self.layer(self.layers.len(), sequence, 1, &[], observer)?;
-            self.store.end_pass();
+            self.backend.draft_input(workspace.pass, 0..1, &head.input, sequence.residual, &[id])?;
+            self.draft_layer(workspace, sequence, observer)?;
             let head = self.draft_head.as_ref().expect("it drafts");
-            self.backend.keep_streams(self.pass, 0..1, sequence.residual.expect("there is one with a head"));
-            let ticket = self.backend.head(self.pass, 0..1, &head.read, head.output);
+            self.backend.keep_streams(workspace.pass, 0..1, sequence.residual.expect("there is one with a head"));
+            let ticket = self.backend.head(workspace.pass, 0..1, &head.read, head.output);
             let first = logits.len();
             self.backend.take_logits(ticket, logits)?;
             id = best(&logits[first..]);
@@ -199,26 +217,82 @@ impl Model {
         Ok(drafts)
     }
 
-    /// A pass took `ids`: their entries join the draft head's cache, as far as the tokens after them are known.
-    pub(super) fn remember_for_drafts(&mut self, sequence: &Sequence, ids: &[u32]) -> Result<(), ModelError> {
+    /// A pass took `ids`: their entries join the draft heads' caches, as far as the tokens after them are known.
+    pub(super) fn remember_for_drafts(
+        &mut self,
+        workspace: &Workspace,
+        pass: &mut Pass,
+        sequences: &[&mut Sequence],
+        ids: &[u32],
+    ) -> Result<(), ModelError> {
         // While computation is measured alone, nothing is drafted.
-        let Some(head) = self.draft_head.as_ref().filter(|_| self.fixed_routes.is_none()) else { return Ok(()) };
-        let (Some(residual), Mixer::Qsa(attention)) = (sequence.residual, &head.layer.mixer) else { return Ok(()) };
-        let (state, pass) = (sequence.states[self.layers.len()], self.pass);
-        // The first token of a sequence follows none.
-        let is_first = sequence.tokens == ids.len();
-        let (before, ids) = match is_first {
-            true => {
-                self.backend.keep_streams(pass, 0..ids.len(), residual);
-                (None, &ids[1..])
-            }
-            false => (Some(residual), ids),
-        };
-        for strip in strips(ids.len(), self.options.strip_rows) {
-            self.backend.draft_input(pass, strip.clone(), &head.input, before, &ids[strip.clone()])?;
-            self.backend.read_streams(pass, strip.clone(), &head.layer.read);
-            self.backend.extend_cache(pass, strip, attention, state)?;
+        if self.draft_head.is_none() || self.fixed_routes.is_some() {
+            return Ok(());
         }
+        for (at, sequence) in sequences.iter().enumerate() {
+            let run = pass.runs()[at].clone();
+            let ids = &ids[run.clone()];
+            self.remember_run(workspace, sequence, run.start, ids, pass.marks())?;
+        }
+        Ok(())
+    }
+
+    /// The rows of one sequence, from `start` on. What comes after a row is known but for the last, so that the first entry
+    /// of a sequence is one row behind.
+    fn remember_run(
+        &mut self,
+        workspace: &Workspace,
+        sequence: &Sequence,
+        start: usize,
+        ids: &[u32],
+        marks: &mut [Mark],
+    ) -> Result<(), ModelError> {
+        let (Some(head), Some(residual)) = (&self.draft_head, sequence.residual) else { return Ok(()) };
+        let Mixer::Qsa(attention) = &head.layer.mixer else { return Ok(()) };
+        let (backend, room) = (self.backend.as_mut(), workspace.pass);
+        let state = sequence.states[self.layers.len()];
+        let behind = usize::from(sequence.tokens == ids.len());
+        if behind > 0 {
+            // The first token of a sequence follows none; and what the last rows leave must be kept before it is lost.
+            for mark in &mut *marks {
+                backend.keep_streams(room, start..start + mark.row, residual);
+                mark.save(backend, sequence, residual)?;
+                mark.save(backend, sequence, state)?;
+            }
+            backend.keep_streams(room, start..start + ids.len(), residual);
+        }
+        let (before, ids) = (Some(residual).filter(|_| behind == 0), &ids[behind..]);
+        let mut end = 0;
+        while end < ids.len() {
+            let from = end;
+            end = ids.len().min(from + self.options.strip_rows);
+            let mark = marks.iter_mut().find(|mark| mark.row - behind > from);
+            end = mark.as_ref().map_or(end, |mark| end.min(mark.row - behind));
+            let rows = start + from..start + end;
+            backend.draft_input(room, rows.clone(), &head.input, before, &ids[from..end])?;
+            backend.read_streams(room, rows.clone(), &head.layer.read);
+            backend.extend_cache(room, rows, attention, state)?;
+            if let Some(mark) = mark.filter(|mark| mark.row - behind == end) {
+                mark.save(backend, sequence, state)?;
+                if behind == 0 {
+                    mark.save(backend, sequence, residual)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A row goes through the draft head's layer.
+    fn draft_layer(
+        &mut self,
+        workspace: &mut Workspace,
+        sequence: &mut Sequence,
+        observer: &mut dyn Observer,
+    ) -> Result<(), ModelError> {
+        let mut pass = Pass::of_draft(self.layers.len());
+        pass.skip_in(self.store.as_mut());
+        self.layer(workspace, &mut pass, &mut [sequence], observer).inspect_err(|_| self.give_up(&mut pass))?;
+        self.store.end_pass();
         Ok(())
     }
 }

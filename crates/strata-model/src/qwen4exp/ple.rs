@@ -1,9 +1,11 @@
 //! The n-gram module (spec 8): which table rows a token uses, and the weights around them. The table itself stays on
 //! the drive.
 
+use std::ops::Range;
+
 use strata_backend::{Ple, StateShape};
 use strata_store::timeline::Timeline;
-use strata_store::{RowCounts, RowTable, StoreError, TablePlace};
+use strata_store::{GatherId, RowCounts, RowTable, StoreError, TablePlace};
 
 use super::config::{Config, PleConfig};
 use super::weights::{Loader, tensor};
@@ -57,22 +59,27 @@ impl NgramRows {
         }
     }
 
-    /// Begins to gather the rows `ids` for one more pass, in strips of `strip_ids`.
-    pub(super) fn begin(&mut self, ids: &[u64], strip_ids: usize) -> Result<(), StoreError> {
-        self.drive().map_or(Ok(()), |table| table.begin(ids, strip_ids))
+    /// Begins to gather the rows `ids` for a pass that begins now, in strips of `strip_ids`; `None`: none are read.
+    pub(super) fn begin(&mut self, ids: &[u64], strip_ids: usize) -> Result<Option<GatherId>, StoreError> {
+        self.drive().map(|table| table.begin(ids, strip_ids)).transpose()
     }
 
-    /// Passes that were begun and are not finished.
-    pub(super) fn begun(&mut self) -> usize {
-        self.drive().map_or(0, |table| table.gathers())
+    /// [`begin`](Self::begin) for a pass that comes later.
+    pub(super) fn begin_later(&mut self, ids: &[u64], strip_ids: usize) -> Result<Option<GatherId>, StoreError> {
+        self.drive().map(|table| table.begin_later(ids, strip_ids)).transpose()
     }
 
-    /// The rows of a strip, whose `ids` they are.
-    pub(super) fn strip(&mut self, strip: usize, ids: &[u64]) -> Result<&[u8], StoreError> {
+    /// The rows at these places of those that a pass gathers, whose `ids` they are.
+    pub(super) fn rows(
+        &mut self,
+        gather: Option<GatherId>,
+        places: Range<usize>,
+        ids: &[u64],
+    ) -> Result<&[u8], StoreError> {
         match &mut self.source {
             Source::Drive(table) => {
-                if !self.is_fake {
-                    return table.strip(strip);
+                if let Some(gather) = gather.filter(|_| !self.is_fake) {
+                    return table.rows(gather, places);
                 }
                 self.strip.resize(ids.len() * table.place().row_bytes, 0);
                 Ok(&self.strip)
@@ -92,17 +99,10 @@ impl NgramRows {
         self.drive().map_or(Ok(()), RowTable::poll)
     }
 
-    /// The pass needs its rows no more.
-    pub(super) fn finish(&mut self) {
-        if let Some(table) = self.drive() {
-            table.finish();
-        }
-    }
-
-    /// No pass needs its rows any more.
-    pub(super) fn abandon(&mut self) {
-        if let Some(table) = self.drive() {
-            table.abandon();
+    /// A pass needs its rows no more.
+    pub(super) fn finish(&mut self, gather: GatherId) {
+        if let Source::Drive(table) = &mut self.source {
+            table.finish(gather);
         }
     }
 

@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 
 use safetensors::SafeTensors;
-use strata_backend::{CpuBackend, Field, Isa};
+use strata_backend::{CpuBackend, Field, Isa, StatePart};
 use strata_gguf::{Gguf, GgufWriter, Metadata, NewTensor, Value};
 use strata_model::qwen4exp::{LayerView, Model, Moment, Observer, Options, Rows, Sequence, Unobserved};
 
@@ -87,6 +87,38 @@ pub fn logits(model: &mut Model, sequence: &mut Sequence, ids: &[u32], pieces: &
         (at, piece) = (end, piece + 1);
     }
     logits
+}
+
+/// Logits of the last of `ids`, as bits.
+pub fn last(model: &mut Model, sequence: &mut Sequence, ids: &[u32]) -> Vec<u32> {
+    let mut logits = Vec::new();
+    model.forward(sequence, ids, Rows::Last, &mut logits, &mut Unobserved).unwrap();
+    logits.into_iter().map(f32::to_bits).collect()
+}
+
+/// Everything that a sequence keeps, as bits.
+pub fn state(model: &mut Model, sequence: &Sequence) -> Vec<Vec<u32>> {
+    let parts = [
+        StatePart::GdnMatrix,
+        StatePart::ConvHistory,
+        StatePart::Keys,
+        StatePart::Values,
+        StatePart::OpenBlockKeys,
+        StatePart::BlockKeys,
+    ];
+    let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect();
+    let mut all: Vec<_> = (0..model.config().layers)
+        .flat_map(|layer| parts.map(|part| (layer, part)))
+        .map(|(layer, part)| bits(model.read_state(sequence, layer, part)))
+        .collect();
+    all.push(model.read_ple_state(sequence).map_or(Vec::new(), bits));
+    all.push(sequence.window().to_vec());
+    all
+}
+
+/// The prompt of an oracle model.
+pub fn oracle(name: &str) -> Vec<u32> {
+    Recorded::open(&data(&format!("oracle/{name}/reference.safetensors"))).u32("prefill.input_ids")
 }
 
 pub fn max_difference(a: &[f32], b: &[f32]) -> f32 {

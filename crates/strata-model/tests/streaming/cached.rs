@@ -10,7 +10,7 @@ use crate::exactness::{BASE, Slots, Way, late, options, random_ways, readers};
 use crate::{Bed, mini, reference, streams};
 
 /// So much that every text shows it.
-const MOCE: Moce = Moce { slots: 10, bonus: 1.0, keep: 1, mass: 1.0 };
+pub(crate) const MOCE: Moce = Moce { slots: 10, bonus: 1.0, keep: 1, mass: 1.0 };
 
 /// How a text is cut: tokens of the prompt, of its pieces, and of the windows that are decoded after it.
 #[derive(Clone, Copy, Debug)]

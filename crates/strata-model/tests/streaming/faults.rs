@@ -16,22 +16,22 @@ use strata_store::{ExpertId, Lookahead, StoreError};
 
 use crate::{Bed, Seen, mini, run, run_unobserved, streams};
 
-const ALWAYS: u32 = u32::MAX;
+pub(crate) const ALWAYS: u32 = u32::MAX;
 
 /// A short text, and how it comes out.
-struct Case {
-    bed: Bed,
-    expected: Vec<u32>,
+pub(crate) struct Case {
+    pub(crate) bed: Bed,
+    pub(crate) expected: Vec<u32>,
     /// Where the down matrices of the experts lie, and their bytes: more than two pages, so that the one in the middle
     /// is read for no other expert.
     downs: Vec<u64>,
     down_bytes: usize,
-    table: Range<u64>,
+    pub(crate) table: Range<u64>,
     experts: u32,
 }
 
 impl Case {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let bed = mini(60);
         let gguf = Gguf::open(&bed.path).unwrap();
         let mut model = bed.open(2, Options::default(), &Faults::default()).0;
@@ -52,7 +52,7 @@ impl Case {
     }
 
     /// With a quarter of the experts in memory.
-    fn open(&self, change: impl FnOnce(&mut Streaming), faults: &Faults) -> (Model, Seen) {
+    pub(crate) fn open(&self, change: impl FnOnce(&mut Streaming), faults: &Faults) -> (Model, Seen) {
         let mut options = Options { strip_rows: 20, ..streams(self.downs.len() * self.experts as usize / 4) };
         change(&mut options.streaming);
         self.bed.open(2, options, faults)
@@ -93,7 +93,7 @@ impl Case {
     }
 }
 
-fn rule(bytes: Range<u64>, one_in: u32, times: u32, fault: Fault) -> Vec<Rule> {
+pub(crate) fn rule(bytes: Range<u64>, one_in: u32, times: u32, fault: Fault) -> Vec<Rule> {
     vec![Rule { file: 0, bytes, one_in, times, fault }]
 }
 

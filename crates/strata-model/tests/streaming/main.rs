@@ -5,6 +5,7 @@ mod cached;
 mod common;
 mod exactness;
 mod faults;
+mod together;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -16,7 +17,7 @@ use strata_gguf::Gguf;
 use strata_model::ModelError;
 use strata_model::qwen4exp::{Model, Observer, Options, Rows, Sequence, Streaming, Unobserved};
 use strata_store::reads::faulty::{Faults, Faulty};
-use strata_store::{Demand, ExpertId, ExpertStore, PassKind, Slot, StoreError, StreamingStore, reads};
+use strata_store::{Demand, ExpertId, ExpertStore, PassKind, PassNumber, Slot, StoreError, StreamingStore, reads};
 
 /// A model file and a text.
 struct Bed {
@@ -144,8 +145,12 @@ fn experts_of(layer: u32, demands: &[Demand]) -> impl Iterator<Item = ExpertId> 
 }
 
 impl ExpertStore for Watched {
-    fn begin_pass(&mut self, kind: PassKind) {
-        self.store.begin_pass(kind);
+    fn begin_pass(&mut self, kind: PassKind) -> PassNumber {
+        self.store.begin_pass(kind)
+    }
+
+    fn resume(&mut self, pass: PassNumber) {
+        self.store.resume(pass);
     }
 
     fn skip_to(&mut self, layer: u32) {
@@ -201,8 +206,8 @@ impl ExpertStore for Watched {
         self.store.end_pass();
     }
 
-    fn abandon(&mut self) {
-        self.store.abandon();
+    fn abandon(&mut self, pass: PassNumber) {
+        self.store.abandon(pass);
     }
 
     fn as_streaming(&mut self) -> Option<&mut StreamingStore> {

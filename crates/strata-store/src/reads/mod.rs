@@ -20,6 +20,8 @@ mod uring;
 
 use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 #[cfg(target_os = "linux")]
@@ -82,6 +84,11 @@ pub struct ReadQueue {
     /// When a read was started or a part of one ended last: a slow drive that still answers is not stuck, however many reads
     /// wait for it.
     moved: Instant,
+    /// Since when reads are under way, if any are, and how long there were any before.
+    busy_since: Option<Instant>,
+    busy: Duration,
+    /// Reads under way, for others to look at.
+    gauge: Arc<AtomicUsize>,
     reads: Vec<Option<UnderWay>>,
     free: Vec<u32>,
     ended: Vec<Ended>,
@@ -114,6 +121,9 @@ impl ReadQueue {
             files,
             stuck_after: Self::STUCK_AFTER,
             moved: Instant::now(),
+            busy_since: None,
+            busy: Duration::ZERO,
+            gauge: Arc::default(),
             reads: std::iter::repeat_with(|| None).take(depth).collect(),
             free: (0..depth as u32).rev().collect(),
             ended: Vec::with_capacity(depth),
@@ -141,6 +151,16 @@ impl ReadQueue {
         self.reads.len() - self.free.len()
     }
 
+    /// Counts the reads under way, for whoever may look while the queue is at work.
+    pub fn gauge(&self) -> Arc<AtomicUsize> {
+        self.gauge.clone()
+    }
+
+    /// Time in which reads were under way.
+    pub fn busy(&self) -> Duration {
+        self.busy + self.busy_since.map(|since| since.elapsed()).unwrap_or_default()
+    }
+
     /// Starts a read. Of the pages at `memory`, as many as [`FileRange::window_bytes`] says are overwritten; the range
     /// begins at [`FileRange::shift`].
     ///
@@ -153,6 +173,8 @@ impl ReadQueue {
     pub unsafe fn start(&mut self, tag: u64, range: FileRange, memory: *mut u8) {
         let id = self.free.pop().expect("room for one more read");
         let since = Instant::now();
+        self.busy_since.get_or_insert(since);
+        self.gauge.store(self.under_way(), Ordering::Relaxed);
         let read = UnderWay { tag, range, memory, got_bytes: 0, part_start: 0, retried: false, since };
         self.reads[id as usize] = Some(read);
         // SAFETY: this function's own contract.
@@ -270,6 +292,10 @@ impl ReadQueue {
         }
         let read = self.reads[id as usize].take().expect("a read under way");
         self.free.push(id);
+        self.gauge.store(self.under_way(), Ordering::Relaxed);
+        if self.under_way() == 0 {
+            self.busy += self.busy_since.take().map(|since| since.elapsed()).unwrap_or_default();
+        }
         let FileRange { file, offset, len_bytes } = read.range;
         let file = || self.files[file].clone();
         let result = match result {

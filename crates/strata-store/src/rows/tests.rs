@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use proptest::prelude::*;
 
-use super::{RowTable, TablePlace};
+use super::{GatherId, RowTable, TablePlace};
 use crate::reads::memory::{Files, POISON};
 use crate::timeline::{Lane, Timeline};
 use crate::{PAGE_BYTES, StoreError};
@@ -32,15 +32,16 @@ impl Bed {
         self.files.bytes(0, from..from + self.place.row_bytes)
     }
 
-    /// Takes all strips of the pass at hand, which asked for `ids`, and ends it.
-    fn check_pass(&mut self, ids: &[u64], strip: usize) {
+    /// Takes all rows of a pass, which asked for `ids`, so many at a time, and ends it.
+    fn check_pass(&mut self, gather: GatherId, ids: &[u64], strip: usize) {
         for (number, ids) in ids.chunks(strip).enumerate() {
             let expected = ids.iter().map(|id| self.row(*id)).collect::<Vec<_>>().concat();
-            assert!(self.table.strip(number).unwrap() == expected, "strip {number} has other bytes");
+            let places = number * strip..number * strip + ids.len();
+            assert!(self.table.rows(gather, places.clone()).unwrap() == expected, "strip {number} has other bytes");
             // A strip can be looked at again.
-            assert!(self.table.strip(number).unwrap() == expected);
+            assert!(self.table.rows(gather, places).unwrap() == expected);
         }
-        self.table.finish();
+        self.table.finish(gather);
     }
 }
 
@@ -62,13 +63,16 @@ proptest! {
             .map(|(ids, strip)| (ids.into_iter().map(|id| id % rows).collect(), strip))
             .collect();
         // The next pass's rows are asked for before those of the pass at hand are taken.
-        bed.table.begin(&passes[0].0, passes[0].1).unwrap();
+        let mut gather = bed.table.begin(&passes[0].0, passes[0].1).unwrap();
         for (at, (ids, strip)) in passes.iter().enumerate() {
+            let mut next_gather = gather;
             if let Some((next, next_strip)) = passes.get(at + 1) {
-                bed.table.begin(next, *next_strip).unwrap();
+                next_gather = bed.table.begin_later(next, *next_strip).unwrap();
                 prop_assert_eq!(bed.table.gathers(), 2);
             }
-            bed.check_pass(ids, *strip);
+            // What is taken at a time may be anything.
+            bed.check_pass(gather, ids, (strip + at).max(1));
+            gather = next_gather;
         }
         prop_assert_eq!(bed.table.gathers(), 0);
         let counts = bed.table.counts();
@@ -88,8 +92,8 @@ fn reads_follow_the_file_and_pages_that_rows_share_are_read_once_a_strip() {
     // 64 rows a page; two strips of 200 of 640 rows.
     let mut bed = Bed::new(4096, 64, 640, 4, 1);
     let ids: Vec<u64> = (0..400).map(|i| i * 37 % 640).collect();
-    bed.table.begin(&ids, 200).unwrap();
-    bed.check_pass(&ids, 200);
+    let gather = bed.table.begin(&ids, 200).unwrap();
+    bed.check_pass(gather, &ids, 200);
     let starts: Vec<usize> = bed.files.take_reads().into_iter().map(|(_, range)| range.start).collect();
     let once: Vec<usize> = (1..11).map(|page| page * PAGE_BYTES).collect();
     assert_eq!(starts, [once.clone(), once].concat());
@@ -102,8 +106,8 @@ fn a_timeline_has_the_bytes_of_every_row_once() {
     let mut bed = Bed { table: table.recorded(timeline.clone()), files, place };
     timeline.begin();
     let ids: Vec<u64> = (0..130).map(|i| i * 7 % 500).collect();
-    bed.table.begin(&ids, 50).unwrap();
-    bed.check_pass(&ids, 50);
+    let gather = bed.table.begin(&ids, 50).unwrap();
+    bed.check_pass(gather, &ids, 50);
     timeline.end();
     let spans = timeline.take().spans;
     let bytes: Vec<u64> = spans.iter().filter(|span| span.lane == Lane::NgramRows).map(|span| span.bytes).collect();
@@ -111,14 +115,19 @@ fn a_timeline_has_the_bytes_of_every_row_once() {
 }
 
 #[test]
-fn what_the_pass_at_hand_needs_is_read_first() {
+fn what_a_pass_needs_now_is_read_before_what_others_need_later() {
     let mut bed = Bed::new(0, PAGE_BYTES, 100, 2, 1);
-    bed.table.begin(&[9, 7, 8, 1], 2).unwrap();
-    bed.table.begin(&[0, 50], 2).unwrap();
-    bed.check_pass(&[9, 7, 8, 1], 2);
-    bed.check_pass(&[0, 50], 2);
+    bed.files.hold(true);
+    let first = bed.table.begin(&[9, 7, 8, 1], 2).unwrap();
+    let later = bed.table.begin_later(&[0, 50], 2).unwrap();
+    // Another pass comes in between: what was not started waits.
+    let now = bed.table.begin(&[30, 20], 2).unwrap();
+    bed.files.hold(false);
+    bed.check_pass(now, &[30, 20], 2);
+    bed.check_pass(first, &[9, 7, 8, 1], 2);
+    bed.check_pass(later, &[0, 50], 2);
     let pages: Vec<usize> = bed.files.take_reads().into_iter().map(|(_, range)| range.start / PAGE_BYTES).collect();
-    assert_eq!(pages, [7, 9, 1, 8, 0, 50], "strip by strip, in the order of the file");
+    assert_eq!(pages, [7, 9, 20, 30, 1, 8, 0, 50], "strip by strip, in the order of the file");
 }
 
 #[test]
@@ -127,16 +136,17 @@ fn what_is_given_up_while_it_is_read_does_no_harm() {
     for round in 0..20u64 {
         let ids: Vec<u64> = (0..50).map(|i| (i * 97 + round * 13) % 1000).collect();
         bed.files.hold(true);
-        bed.table.begin(&ids, 10).unwrap();
-        bed.table.begin(&ids[..20], 10).unwrap();
+        let kept = bed.table.begin(&ids[30..], 9).unwrap();
+        let gathers = [bed.table.begin(&ids, 10).unwrap(), bed.table.begin_later(&ids[..20], 10).unwrap()];
         bed.table.poll().unwrap();
-        bed.table.abandon();
-        assert_eq!(bed.table.gathers(), 0);
+        gathers.into_iter().for_each(|gather| bed.table.finish(gather));
+        assert_eq!(bed.table.gathers(), 1);
         // All windows are still in use by what nobody wants.
         let other: Vec<u64> = ids.iter().map(|id| (id + 501) % 1000).collect();
-        bed.table.begin(&other, 7).unwrap();
+        let gather = bed.table.begin(&other, 7).unwrap();
         bed.files.hold(false);
-        bed.check_pass(&other, 7);
+        bed.check_pass(gather, &other, 7);
+        bed.check_pass(kept, &ids[30..], 9);
     }
 }
 
@@ -147,18 +157,18 @@ fn a_row_that_cannot_be_read_fails_its_own_pass_and_no_other() {
     bed.files.spoil(Some(bad));
     // The pass that follows has the bad row: this one is not concerned.
     let (ids, next): (Vec<u64>, Vec<u64>) = ((0..30).collect(), (25..55).collect());
-    bed.table.begin(&ids, 6).unwrap();
-    bed.table.begin(&next, 6).unwrap();
-    bed.check_pass(&ids, 6);
-    let error = (0..5).find_map(|strip| bed.table.strip(strip).err()).unwrap();
+    let gather = bed.table.begin(&ids, 6).unwrap();
+    let next_gather = bed.table.begin_later(&next, 6).unwrap();
+    bed.check_pass(gather, &ids, 6);
+    let error = (0..5).find_map(|strip| bed.table.rows(next_gather, strip * 6..strip * 6 + 6).err()).unwrap();
     match error {
         StoreError::Read { offset, wanted_bytes, .. } => assert_eq!((offset, wanted_bytes), (100 + 40 * 5000, 5000)),
         other => panic!("{other}"),
     }
-    bed.table.abandon();
+    bed.table.finish(next_gather);
     bed.files.spoil(None);
-    bed.table.begin(&next, 6).unwrap();
-    bed.check_pass(&next, 6);
+    let gather = bed.table.begin(&next, 6).unwrap();
+    bed.check_pass(gather, &next, 6);
 }
 
 #[test]
@@ -169,11 +179,11 @@ fn rows_that_do_not_exist_and_reads_that_do_not_end_are_told() {
     assert!(matches!(error, StoreError::NoSuchRow { row: 60, rows: 60 }), "{error}");
     assert_eq!((bed.table.gathers(), bed.table.counts().rows), (0, 0));
     bed.files.hold(true);
-    bed.table.begin(&[59], 1).unwrap();
-    let error = bed.table.strip(0).unwrap_err();
+    let gather = bed.table.begin(&[59], 1).unwrap();
+    let error = bed.table.rows(gather, 0..1).unwrap_err();
     assert!(matches!(error, StoreError::Stuck { offset: 690, got_bytes: 0, .. }), "{error}");
     assert!(bed.table.counts().exposed_wait.as_millis() >= 200);
     bed.files.hold(false);
     // It has come after all.
-    bed.check_pass(&[59], 1);
+    bed.check_pass(gather, &[59], 1);
 }

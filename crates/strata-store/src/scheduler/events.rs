@@ -1,6 +1,6 @@
 //! What the pass tells: layers, forecasts, demand.
 
-use super::{Class, Need, PassKind, Scheduler, SlotState};
+use super::{Class, Need, PassKind, PassNumber, Scheduler, SlotState};
 use crate::{Demand, ExpertId, StoreError};
 
 impl Scheduler {
@@ -9,23 +9,26 @@ impl Scheduler {
     /// Then for each layer, in order: [`demand`](Self::demand) for each strip that was routed, [`close`](Self::close),
     /// [`next_outcome`](Self::next_outcome) until nothing is [outstanding](Self::outstanding), and
     /// [`layer_done`](Self::layer_done). [`forecast`](Self::forecast) and the events of reads and slots may come at any
-    /// time. At the end comes [`end_pass`](Self::end_pass), or anywhere [`abandon`](Self::abandon).
+    /// time. At the end comes [`end_pass`](Self::end_pass), or anywhere [`abandon`](Self::abandon). Between two layers it can
+    /// be [left](Self::leave_pass) for another.
     ///
     /// # Panics
     /// When a pass is under way. The other events of a pass panic when they come out of this order.
-    pub fn begin_pass(&mut self, kind: PassKind) {
+    pub fn begin_pass(&mut self, kind: PassKind) -> PassNumber {
         assert!(!self.is_in_pass, "a pass is under way");
-        if self.pass == 0 {
+        if self.passes == 0 {
             self.order_hot_set();
         }
         self.is_in_pass = true;
         self.kind = kind;
-        self.pass += 1;
+        self.passes += 1;
+        self.pass = self.passes;
         self.age += 1;
         self.is_partial = false;
         self.layer = 0;
         self.strips = 0;
         self.is_closed = false;
+        PassNumber(self.pass)
     }
 
     /// The pass leaves out the layers before this one: it is at hand.
@@ -53,7 +56,7 @@ impl Scheduler {
             let expert = &mut self.experts[number as usize];
             match expert.need {
                 Need::Forecast => expert.tokens = expert.tokens.saturating_add(*tokens),
-                Need::Nothing if expert.failed_in_pass != Some(self.pass) => {
+                Need::Nothing | Need::Left if expert.failed_in_pass != Some(self.pass) => {
                     expert.need = Need::Forecast;
                     expert.tokens = *tokens;
                     expert.is_forecast = true;
@@ -62,7 +65,7 @@ impl Scheduler {
                         Some(slot) => self.settle_if_resident(slot),
                     }
                 }
-                Need::Nothing | Need::Demand | Need::Served => {}
+                Need::Nothing | Need::Left | Need::Demand | Need::Served => {}
             }
             self.list(number);
         }
@@ -89,7 +92,7 @@ impl Scheduler {
             match expert.need {
                 Need::Demand => expert.tokens = expert.tokens.saturating_add(*tokens),
                 Need::Served => {}
-                Need::Nothing | Need::Forecast => {
+                Need::Nothing | Need::Left | Need::Forecast => {
                     if expert.need == Need::Forecast && expert.slot.is_none() {
                         self.unread_ahead[layer as usize] -= 1;
                     }
@@ -130,7 +133,7 @@ impl Scheduler {
         for at in 0..self.wanted[layer as usize].len() {
             let number = self.wanted[layer as usize][at];
             match self.experts[number as usize].need {
-                Need::Nothing => {}
+                Need::Nothing | Need::Left => {}
                 Need::Forecast => self.drop_need(number),
                 Need::Demand | Need::Served => self.count_lookup(number),
             }
@@ -221,7 +224,7 @@ impl Scheduler {
         let was = std::mem::replace(&mut expert.need, Need::Nothing);
         expert.is_forecast = false;
         // What was served is where it belongs, or will be when it is given back.
-        if let (Need::Forecast | Need::Demand, Some(slot)) = (was, expert.slot) {
+        if let (Need::Left | Need::Forecast | Need::Demand, Some(slot)) = (was, expert.slot) {
             self.settle_if_resident(slot);
         }
     }

@@ -3,7 +3,8 @@
 //! Owns: who is in which slot, what the layer at hand demands, what is expected, and the counts. Promises: an expert is
 //! never read while it is in memory or on its way; what a layer demands is handed out exactly once, or reported as failed;
 //! a slot that is out or being filled is never given to another record; any arena of at least [`Limits::least_slots`]
-//! slots makes progress; the same events give the same answers; nothing is allocated after [`Scheduler::new`].
+//! slots makes progress; the same events give the same answers; nothing is allocated after [`Scheduler::new`], but where
+//! passes are left.
 //! Refuses: threads, clocks, files and bytes. It is driven: events come in by methods, and the driver pulls what is to be
 //! done by [`Scheduler::next_read`] and [`Scheduler::next_outcome`].
 //!
@@ -14,6 +15,7 @@ mod ahead;
 mod chains;
 mod counts;
 mod events;
+mod leave;
 mod shrink;
 mod slots;
 
@@ -26,6 +28,7 @@ pub use counts::{ByClass, Counts, Forecasts, Tally};
 use crate::ExpertId;
 use ahead::{Ahead, When};
 use chains::Chains;
+use leave::Left;
 
 /// The fixed sizes of a scheduler.
 #[derive(Clone, Debug)]
@@ -98,6 +101,10 @@ impl PassKind {
     }
 }
 
+/// Names a pass.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PassNumber(u64);
+
 /// Why a record is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
@@ -166,6 +173,8 @@ pub enum Outcome {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Need {
     Nothing,
+    /// A pass that was left expected it. It is kept as long as there is room, and not read.
+    Left,
     /// Its layer is expected to demand it.
     Forecast,
     /// Its layer, the one at hand, demands it.
@@ -210,8 +219,9 @@ struct Slot {
     /// Claims that are out.
     pins: u32,
     class: Class,
-    /// The pass in which its read was started.
+    /// The pass in which its read was started, and what that was.
     read_in_pass: u64,
+    kind: PassKind,
     /// It was read for a pass that has not used it yet.
     is_unused: bool,
     /// Of read-ahead: when it was forecast.
@@ -257,6 +267,10 @@ pub struct Scheduler {
     kind: PassKind,
     /// Number of the pass, from 1.
     pass: u64,
+    /// Passes that were begun.
+    passes: u64,
+    /// Passes that were left between two layers.
+    left: Vec<Left>,
     /// Passes that were steps of a text.
     age: u64,
     /// The pass leaves out layers.
@@ -318,6 +332,7 @@ impl Scheduler {
             pins: 0,
             class: Class::HotSet,
             read_in_pass: 0,
+            kind: PassKind::Prompt,
             is_unused: false,
             ahead: None,
         };
@@ -337,6 +352,8 @@ impl Scheduler {
             in_flight: 0,
             kind: PassKind::Prompt,
             pass: 0,
+            passes: 0,
+            left: Vec::new(),
             age: 0,
             is_partial: false,
             is_in_pass: false,

@@ -3,6 +3,11 @@
 use super::{ArenaTooSmall, Scheduler, SlotState, chain};
 
 impl Scheduler {
+    /// The slots to which the arena can shrink.
+    pub fn least_slots(&self) -> u32 {
+        self.limits.least_slots()
+    }
+
     /// From now on the arena has only so many slots; with as many as there are, or more, nothing changes. Which slots are
     /// given up is told by [`next_retired`](Self::next_retired).
     ///

@@ -87,7 +87,7 @@ impl Scheduler {
         match expert.need {
             Need::Demand => self.unread_demand -= 1,
             Need::Forecast => self.unread_ahead[id.layer as usize] -= 1,
-            Need::Nothing | Need::Served => {}
+            Need::Nothing | Need::Left | Need::Served => {}
         }
         self.chains.remove(index);
         let slot = &mut self.slots[index as usize];
@@ -96,6 +96,7 @@ impl Scheduler {
         slot.expert = number;
         slot.class = class;
         slot.read_in_pass = self.pass;
+        slot.kind = self.kind;
         slot.is_unused = class != Class::HotSet;
         slot.ahead = (class == Class::ReadAhead).then(|| self.ahead.when(id.layer).unwrap_or(When::Next));
         self.in_flight += 1;
@@ -201,7 +202,7 @@ impl Scheduler {
             Need::Demand => self.unread_demand += 1,
             Need::Forecast if is_of_this_pass => expert.need = Need::Nothing,
             Need::Forecast => self.unread_ahead[layer] += 1,
-            Need::Nothing | Need::Served => {}
+            Need::Nothing | Need::Left | Need::Served => {}
         }
         self.retire();
     }
@@ -294,13 +295,15 @@ impl Scheduler {
     pub(super) fn settle(&mut self, index: u32) {
         let slot = self.slots[index as usize];
         let expert = self.experts[slot.expert as usize];
-        if !matches!(expert.need, Need::Demand | Need::Forecast) {
+        if !matches!(expert.need, Need::Left | Need::Demand | Need::Forecast) {
             self.waste(index);
         }
         match expert.need {
             Need::Demand => self.chains.push_last(chain::READY, index),
             _ if slot.pins > 0 || expert.is_hot => self.chains.remove(index),
             Need::Forecast => self.chains.push_last(chain::AHEAD, index),
+            // Behind all that nobody needs.
+            Need::Left => self.chains.push_last(chain::COLD, index),
             Need::Nothing | Need::Served => match self.kind {
                 PassKind::Prompt => self.chains.push_first(chain::COLD, index),
                 PassKind::Decode => self.chains.push_last(chain::COLD, index),
@@ -313,10 +316,10 @@ impl Scheduler {
     fn waste(&mut self, index: u32) {
         let slot = &mut self.slots[index as usize];
         if std::mem::take(&mut slot.is_unused) {
-            let Slot { expert: number, class, ahead, .. } = *slot;
+            let Slot { expert: number, kind, class, ahead, .. } = *slot;
             let record_bytes = self.record_bytes(number);
             self.counts.wasted[class] += record_bytes;
-            if let (PassKind::Decode, Some(when)) = (self.kind, ahead) {
+            if let (PassKind::Decode, Some(when)) = (kind, ahead) {
                 self.ahead.add_wasted(when, record_bytes);
             }
         }

@@ -1,6 +1,6 @@
 //! Between passes: loading what stays in memory, forgetting, becoming smaller.
 
-use super::{StreamingStore, scheduler};
+use super::{Failure, StreamingStore, scheduler};
 use crate::StoreError;
 use crate::scheduler::Class;
 
@@ -31,15 +31,16 @@ impl StreamingStore {
         let total: u64 =
             self.scheduler.hot_to_load().map(|id| self.records.layers[id.layer as usize].record_bytes()).sum();
         let before = self.counts().read[Class::HotSet].bytes;
-        // What earlier passes could not read is no concern of this.
-        self.failures.clear();
+        // What passes could not read is no concern of this.
+        let scheduler = &self.scheduler;
+        self.failures.retain(|failure| scheduler.is_left(failure.pass));
         self.refused = None;
         loop {
             self.pump();
             if let Some(error) = self.refused.take() {
                 return Err(error);
             }
-            if let Some((expert, _)) = self.failures.last() {
+            if let Some(Failure { expert, .. }) = self.failures.iter().find(|failure| failure.pass == self.pass) {
                 return Err(self.failure(*expert));
             }
             let loaded = self.counts().read[Class::HotSet].bytes - before;
@@ -65,7 +66,7 @@ impl StreamingStore {
     }
 
     /// Forgets everything that is in the arena: the hot set that the profile says is to be loaded anew. What was learned
-    /// of forecasts is kept.
+    /// of forecasts is kept. A pass that was left cannot go on afterwards.
     ///
     /// # Errors
     /// When reads under way do not end.
@@ -92,6 +93,11 @@ impl StreamingStore {
         Ok(unsafe { self.arena.memory() })
     }
 
+    /// The slots to which the arena can [shrink](Self::shrink).
+    pub fn least_slots(&self) -> usize {
+        self.scheduler.least_slots() as usize
+    }
+
     /// From now on the arena has only so many slots; with as many as there are, or more, nothing changes. The coldest
     /// experts give way. The memory of the other slots goes back to the system page by page (elsewhere than on Linux, when
     /// the system needs it); what is left is not registered for direct reads any more, since registered memory cannot be
@@ -101,13 +107,14 @@ impl StreamingStore {
     /// When there would be fewer slots than [`Limits::least_slots`](crate::scheduler::Limits::least_slots), or reads under way do not end. Nothing has changed then.
     ///
     /// # Panics
-    /// When a pass is under way, or slots are out that stand for others ([`set_fake`](Self::set_fake)).
+    /// When a pass is within a layer, or slots are out that stand for others ([`set_fake`](Self::set_fake)).
     pub fn shrink(&mut self, slots: usize) -> Result<(), StoreError> {
         if slots >= self.slots() {
             return Ok(());
         }
         self.check_no_fake_is_out();
         self.settle()?;
+        self.scheduler.leave_pass();
         self.scheduler.shrink(slots as u32)?;
         self.fake = None;
         self.queue.forget_memory();

@@ -8,6 +8,7 @@
 mod arena;
 mod between;
 mod fake;
+mod monitor;
 mod pace;
 mod usage;
 
@@ -20,7 +21,7 @@ use pace::Pace;
 pub use usage::Usage;
 
 use crate::reads::{Done, ReadQueue};
-use crate::scheduler::{Counts, Limits, Outcome, PassKind, Read, Scheduler};
+use crate::scheduler::{Counts, Limits, Outcome, PassKind, PassNumber, Read, Scheduler};
 use crate::timeline::{Lane, Timeline};
 use crate::{Area, Demand, ExpertId, ExpertStore, Part, Records, Slot, StoreError};
 
@@ -94,11 +95,11 @@ pub struct StreamingStore {
     usage: Usage,
     /// By slot.
     filling: Vec<Filling>,
-    /// Number of the pass.
-    pass: u64,
+    /// The pass at hand, or the last one.
+    pass: PassNumber,
     kind: PassKind,
-    /// Records that could not be read in this pass.
-    failures: Vec<(ExpertId, StoreError)>,
+    /// Records that could not be read in this pass or in one that was left.
+    failures: Vec<Failure>,
     /// Why reading does not work at all, until somebody can be told.
     refused: Option<StoreError>,
     /// Experts that this pass had to read, in the order in which they were used, when somebody wants to know.
@@ -115,6 +116,13 @@ pub struct StreamingStore {
     ranking: Vec<Demand>,
 }
 
+/// A record that could not be read for a pass.
+struct Failure {
+    pass: PassNumber,
+    expert: ExpertId,
+    error: StoreError,
+}
+
 /// What is being read into a slot.
 struct Filling {
     read: Option<Read>,
@@ -122,7 +130,7 @@ struct Filling {
     parts: u8,
     error: Option<StoreError>,
     /// The pass in which the read was started.
-    pass: u64,
+    pass: PassNumber,
     since: Instant,
     lane: u16,
 }
@@ -165,7 +173,7 @@ impl StreamingStore {
         let scheduler = scheduler(&records, arena.slots(), options, &profile)?;
         let layers = records.layers.len();
         let since = Instant::now();
-        let filling = || Filling { read: None, parts: 0, error: None, pass: 0, since, lane: 0 };
+        let filling = || Filling { read: None, parts: 0, error: None, pass: PassNumber::default(), since, lane: 0 };
         Ok(Self {
             filling: std::iter::repeat_with(filling).take(arena.slots()).collect(),
             usage: profile.clone(),
@@ -177,7 +185,7 @@ impl StreamingStore {
             passed_layers: layers as u32,
             uncounted: None,
             profile,
-            pass: 0,
+            pass: PassNumber::default(),
             kind: PassKind::Prompt,
             failures: Vec::new(),
             refused: None,
@@ -319,7 +327,7 @@ impl StreamingStore {
             Some(error) => {
                 // What failed for an earlier pass is read anew.
                 if filling.pass == self.pass {
-                    self.failures.push((read.expert, error));
+                    self.failures.push(Failure { pass: self.pass, expert: read.expert, error });
                 }
                 self.scheduler.read_failed(read.slot);
             }
@@ -361,19 +369,14 @@ fn scheduler(
 }
 
 impl ExpertStore for StreamingStore {
-    fn begin_pass(&mut self, kind: PassKind) {
+    fn begin_pass(&mut self, kind: PassKind) -> PassNumber {
         if self.fake.is_some() {
-            return;
+            return PassNumber::default();
         }
-        self.pass += 1;
-        self.kind = kind;
-        self.layer_began = (Instant::now(), self.exposed_wait);
-        self.pace.begin_pass();
+        self.scheduler.leave_pass();
+        let pass = self.scheduler.begin_pass(kind);
+        self.at_hand(pass);
         self.scheduler.set_forecast_min(self.options.forecast_min);
-        self.failures.clear();
-        // What was refused for an earlier pass may be granted now.
-        self.refused = None;
-        self.scheduler.begin_pass(kind);
         match (self.options.lookahead, kind) {
             // One token uses too few experts for a profile to be of use.
             (Lookahead::Off, _) | (_, PassKind::Decode) => {}
@@ -381,6 +384,16 @@ impl ExpertStore for StreamingStore {
             (Lookahead::Router | Lookahead::Router2, _) => self.forecast_by_profile(0, usize::MAX),
         }
         self.pump();
+        pass
+    }
+
+    fn resume(&mut self, pass: PassNumber) {
+        if self.fake.is_none() && self.scheduler.pass() != Some(pass) {
+            self.scheduler.leave_pass();
+            self.scheduler.resume_pass(pass);
+            self.at_hand(pass);
+            self.pump();
+        }
     }
 
     fn skip_to(&mut self, layer: u32) {
@@ -512,14 +525,14 @@ impl ExpertStore for StreamingStore {
         }
     }
 
-    fn abandon(&mut self) {
-        match &mut self.fake {
-            Some(fake) => fake.abandon(),
-            None => {
-                self.scheduler.abandon();
-                self.refused = None;
-                self.failures.clear();
-            }
+    fn abandon(&mut self, pass: PassNumber) {
+        if let Some(fake) = &mut self.fake {
+            fake.abandon();
+        } else if self.scheduler.pass() == Some(pass) {
+            self.scheduler.abandon();
+            self.refused = None;
+        } else {
+            self.scheduler.forget_left(pass);
         }
     }
 
@@ -529,10 +542,23 @@ impl ExpertStore for StreamingStore {
 }
 
 impl StreamingStore {
-    /// Why a record could not be read.
+    /// A pass begins or goes on.
+    fn at_hand(&mut self, pass: PassNumber) {
+        self.pass = pass;
+        self.kind = self.scheduler.kind();
+        self.layer_began = (Instant::now(), self.exposed_wait);
+        self.pace.begin_pass();
+        // What was refused for another pass may be granted now.
+        self.refused = None;
+        let scheduler = &self.scheduler;
+        self.failures.retain(|failure| failure.pass == pass || scheduler.is_left(failure.pass));
+    }
+
+    /// Why a record could not be read in the pass at hand.
     fn failure(&mut self, expert: ExpertId) -> StoreError {
-        let at = self.failures.iter().position(|(id, _)| *id == expert).expect("a failed read has a reason");
-        StoreError::Expert { expert, source: Box::new(self.failures.swap_remove(at).1) }
+        let is_it = |failure: &Failure| failure.expert == expert && failure.pass == self.pass;
+        let at = self.failures.iter().position(is_it).expect("a failed read has a reason");
+        StoreError::Expert { expert, source: Box::new(self.failures.swap_remove(at).error) }
     }
 }
 

@@ -117,10 +117,10 @@ impl Bed {
 
     /// A pass in which every layer uses these experts.
     fn pass(&mut self, kind: PassKind, experts: &[u32]) -> Result<(), StoreError> {
-        self.store.begin_pass(kind);
+        let pass = self.store.begin_pass(kind);
         for layer in 0..self.records.layers.len() as u32 {
             if let Err(error) = self.serve(layer, experts) {
-                self.store.abandon();
+                self.store.abandon(pass);
                 return Err(error);
             }
         }
@@ -180,7 +180,7 @@ fn field_report_17_18_all_that_is_missing_is_on_its_way_at_once_and_in_whole_par
     bed.store.load_hot_set(&mut |_, _| true).unwrap();
     bed.files.take_reads();
     bed.files.hold(true);
-    bed.store.begin_pass(PassKind::Prompt);
+    let pass = bed.store.begin_pass(PassKind::Prompt);
     // As many as may be on their way: nobody has waited for any yet.
     bed.store.demand(0, &[7, 2, 5].map(|expert| Demand { expert, tokens: 1 })).unwrap();
     let reads: Vec<_> = bed.files.take_reads().into_iter().map(|(_, range)| range).collect();
@@ -192,7 +192,7 @@ fn field_report_17_18_all_that_is_missing_is_on_its_way_at_once_and_in_whole_par
         .flat_map(|e| [window(33 + e * 5000, 5000), window(50_033 + e * 3000, 3000), window(80_033 + e * 8000, 8000)])
         .collect();
     assert_eq!(reads, expected);
-    bed.store.abandon();
+    bed.store.abandon(pass);
 }
 
 #[test]
@@ -337,7 +337,7 @@ fn records_that_fail_are_named_and_the_store_goes_on() {
 fn a_pass_that_is_given_up_anywhere_leaves_the_store_usable() {
     let mut bed = Bed::usual(12);
     for at in 0..8 {
-        bed.store.begin_pass(PassKind::Prompt);
+        let pass = bed.store.begin_pass(PassKind::Prompt);
         for layer in 0..at / 2 {
             bed.serve(layer, &EVERY).unwrap();
         }
@@ -350,7 +350,7 @@ fn a_pass_that_is_given_up_anywhere_leaves_the_store_usable() {
         }
         bed.files.hold(true);
         bed.store.poll();
-        bed.store.abandon();
+        bed.store.abandon(pass);
         // Given back late, when the pass is over.
         slots.into_iter().for_each(|slot| bed.store.release(slot));
         bed.files.hold(false);
@@ -444,12 +444,12 @@ fn with_one_out(is_fake: bool) -> (Bed, Vec<Slot>) {
     bed.pass(PassKind::Prompt, &[7]).unwrap();
     bed.store.settle().unwrap();
     assert!(bed.store.set_fake(is_fake));
-    bed.store.begin_pass(PassKind::Prompt);
+    let pass = bed.store.begin_pass(PassKind::Prompt);
     bed.store.demand(0, &[Demand { expert: 1, tokens: 1 }]).unwrap();
     bed.store.close(0);
     let mut slots = Vec::new();
     bed.store.ready(0, &mut slots).unwrap();
-    bed.store.abandon();
+    bed.store.abandon(pass);
     assert_eq!(slots.len(), 1);
     (bed, slots)
 }
@@ -519,9 +519,9 @@ fn an_arena_that_became_smaller_goes_on_and_starts_over() {
     assert!((bed.store.resident(), bed.store.holds_all()) == (40, true));
     for slots in [20, 9, 7] {
         bed.files.hold(true);
-        bed.store.begin_pass(PassKind::Prompt);
+        let pass = bed.store.begin_pass(PassKind::Prompt);
         bed.store.demand(0, &[Demand { expert: 0, tokens: 1 }]).unwrap();
-        bed.store.abandon();
+        bed.store.abandon(pass);
         bed.files.hold(false);
         bed.store.shrink(slots).unwrap();
         assert_eq!((bed.store.slots(), bed.store.holds_all()), (slots, false));

@@ -2,6 +2,7 @@
 //! checks every answer.
 
 mod early;
+mod leaving;
 mod mirror;
 mod properties;
 mod scenarios;

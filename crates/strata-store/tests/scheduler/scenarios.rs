@@ -19,7 +19,7 @@ pub(crate) fn scheduler(slots: u32, depth: u32, hot: &[(u32, u32)]) -> Scheduler
     Scheduler::new(limits(4, slots, depth), &hot).unwrap()
 }
 
-fn id(layer: u32, index: u32) -> ExpertId {
+pub(crate) fn id(layer: u32, index: u32) -> ExpertId {
     ExpertId { layer, index }
 }
 

@@ -3,6 +3,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use proptest::prelude::*;
@@ -62,6 +63,8 @@ pub(super) fn read_all(queue: &mut ReadQueue, area: &Area, reads: &[(FileRange, 
     assert_eq!(queue.under_way(), 0);
     done.sort_by_key(|done| done.tag);
     assert!(done.iter().enumerate().all(|(i, done)| done.tag == i as u64));
+    assert_eq!((queue.under_way(), queue.gauge().load(Ordering::Relaxed)), (0, 0));
+    assert!(reads.is_empty() || queue.busy() > Duration::ZERO);
     done
 }
 

@@ -10,6 +10,7 @@
 //! temperature. Temperature comes last, so it never changes which tokens can be drawn.
 
 use std::cmp::Ordering;
+use std::ops::RangeInclusive;
 
 use thiserror::Error;
 
@@ -29,11 +30,30 @@ pub struct SamplerParams {
     pub min_p: f32,
     /// Seed of the draws.
     pub seed: u64,
+    /// Divides the logits above zero, and multiplies those below, of tokens among the last
+    /// [`repeat_window`](Self::repeat_window), in `0.1..=10`; 1 changes nothing (llama.cpp's `repeat_penalty`).
+    pub repeat_penalty: f32,
+    /// How many of the last tokens are looked at for `repeat_penalty`.
+    pub repeat_window: u32,
+    /// Taken off the logits of all tokens that were written, in `-2..=2` (OpenAI's `presence_penalty`).
+    pub presence_penalty: f32,
+    /// Taken off the logit of a token for each time that it was written, in `-2..=2` (OpenAI's `frequency_penalty`).
+    pub frequency_penalty: f32,
 }
 
 impl Default for SamplerParams {
     fn default() -> Self {
-        SamplerParams { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 0 }
+        SamplerParams {
+            temperature: 0.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            seed: 0,
+            repeat_penalty: 1.0,
+            repeat_window: 64,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+        }
     }
 }
 
@@ -67,13 +87,32 @@ pub enum SamplingError {
         /// Number of logits.
         count: usize,
     },
+    /// A bias names a token that the model has not.
+    #[error("sampling: there is a bias for token {id}, but the model has only {count} tokens")]
+    NoSuchToken {
+        /// The token.
+        id: u32,
+        /// Number of logits.
+        count: usize,
+    },
+    /// A bias is no number.
+    #[error("sampling: the bias of token {id} is {value}, expected a finite number")]
+    BadBias {
+        /// The token.
+        id: u32,
+        /// The value given.
+        value: f32,
+    },
+    /// The grammar became too much work, or broke.
+    #[error("the answer's grammar cannot be followed any further: {0}; simplify the schema or grammar")]
+    Grammar(String),
 }
 
 /// A token that may still be drawn.
 #[derive(Clone, Copy, Debug)]
-struct Candidate {
-    id: u32,
-    logit: f32,
+pub(super) struct Candidate {
+    pub(super) id: u32,
+    pub(super) logit: f32,
 }
 
 impl Candidate {
@@ -93,11 +132,11 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// Checks the parameters.
+    /// Checks the parameters. Penalties are for a [`Chooser`](crate::Chooser), which knows what was written.
     pub fn new(params: SamplerParams) -> Result<Sampler, SamplingError> {
-        let unit = |name, got: f32| match (0.0..=1.0).contains(&got) {
+        let within = |name, got: f32, range: RangeInclusive<f32>, expected| match range.contains(&got) {
             true => Ok(()),
-            false => Err(SamplingError::BadParam { name, expected: "between 0 and 1", got }),
+            false => Err(SamplingError::BadParam { name, expected, got }),
         };
         if !params.temperature.is_finite() {
             return Err(SamplingError::BadParam {
@@ -106,8 +145,11 @@ impl Sampler {
                 got: params.temperature,
             });
         }
-        unit("top_p", params.top_p)?;
-        unit("min_p", params.min_p)?;
+        within("top_p", params.top_p, 0.0..=1.0, "between 0 and 1")?;
+        within("min_p", params.min_p, 0.0..=1.0, "between 0 and 1")?;
+        within("repeat_penalty", params.repeat_penalty, 0.1..=10.0, "between 0.1 and 10")?;
+        within("presence_penalty", params.presence_penalty, -2.0..=2.0, "between -2 and 2")?;
+        within("frequency_penalty", params.frequency_penalty, -2.0..=2.0, "between -2 and 2")?;
         Ok(Sampler { params, draws: 0, candidates: Vec::new() })
     }
 
@@ -137,10 +179,15 @@ impl Sampler {
         }
         Ok(draw(candidates, f64::from(self.params.temperature), best, unit))
     }
+
+    /// Forgets the last draw: the next one uses its random number again.
+    pub(super) fn take_back(&mut self) {
+        self.draws = self.draws.saturating_sub(1);
+    }
 }
 
 /// The largest logit, the lowest id among equals. All logits are checked on the way.
-fn argmax(logits: &[f32]) -> Result<Candidate, SamplingError> {
+pub(super) fn argmax(logits: &[f32]) -> Result<Candidate, SamplingError> {
     let mut best = Candidate { id: 0, logit: f32::NEG_INFINITY };
     for (id, &logit) in logits.iter().enumerate() {
         if logit.is_nan() || logit == f32::INFINITY {
@@ -166,7 +213,7 @@ fn unmasked(logits: &[f32]) -> impl Iterator<Item = Candidate> {
 /// Leaves the `k` first candidates in `kept`, in order.
 ///
 /// One pass over the logits: most of them are turned away by one comparison with the k-th best so far.
-fn keep_top_k(logits: &[f32], k: usize, kept: &mut Vec<Candidate>) {
+pub(super) fn keep_top_k(logits: &[f32], k: usize, kept: &mut Vec<Candidate>) {
     let limit = k.saturating_mul(2).max(64);
     let mut threshold = f32::NEG_INFINITY;
     for candidate in unmasked(logits) {
@@ -229,7 +276,7 @@ fn draw(candidates: &[Candidate], temperature: f64, best: Candidate, unit: f64) 
 }
 
 /// exp((logit - max) / temperature): 1 for the largest logit, less for the others.
-fn weight(logit: f32, max: f32, temperature: f64) -> f64 {
+pub(super) fn weight(logit: f32, max: f32, temperature: f64) -> f64 {
     exp((f64::from(logit) - f64::from(max)) / temperature)
 }
 

@@ -1,0 +1,186 @@
+//! Turns of the model's thread, taken one by one.
+
+use super::super::run::Runner;
+use super::*;
+
+struct Bed {
+    desk: Arc<Desk>,
+    runner: Runner,
+}
+
+const LAYERS: usize = 12;
+
+impl Bed {
+    fn new(parallel: usize, change: impl FnOnce(&mut EngineOptions)) -> Self {
+        let mut options = EngineOptions { threads: 1, pass_tokens: Some(128), ..EngineOptions::default() };
+        options.model.strip_rows = 16;
+        change(&mut options);
+        let engine = Engine::open(&mini(), &options).unwrap();
+        let tokenizer = engine.tokenizer().unwrap().clone();
+        let (desk, now, monitor) =
+            (Arc::new(Desk::new()), Arc::new(Now::new(Arc::default())), Monitor::new(Status::default()));
+        let options = HostOptions { parallel, ..HostOptions::default() };
+        let runner = Runner::new(engine, tokenizer, desk.clone(), now, Arc::new(monitor), &options).unwrap();
+        Self { desk, runner }
+    }
+
+    fn ask(&self, request: Request) -> Answer {
+        self.desk.ask(request, 1000).unwrap()
+    }
+
+    /// Takes turns until nothing is left to do.
+    fn finish(&mut self) {
+        while self.runner.turn() {}
+    }
+}
+
+/// Ids that mean nothing, other ones for each `seed`.
+fn ids(seed: u32, tokens: usize) -> Vec<u32> {
+    (0..tokens as u32).map(|at| 300 + (at * at * 7 + at * 31 + seed * 977) % 1000).collect()
+}
+
+/// What has come so far.
+fn so_far(answer: &mut Answer) -> Vec<Event> {
+    std::iter::from_fn(|| answer.try_recv()).collect()
+}
+
+fn is_end(event: &Event) -> bool {
+    matches!(event, Event::Done(_) | Event::Failed(_))
+}
+
+/// The progress that was told last.
+fn progress(events: &[Event]) -> f64 {
+    let told = events.iter().rev().find_map(|event| match event {
+        Event::Reading { progress, .. } => Some(*progress),
+        _ => None,
+    });
+    told.unwrap_or(0.0)
+}
+
+#[test]
+fn a_short_request_does_not_wait_for_a_long_prompt() {
+    let mut bed = Bed::new(4, |_| ());
+    // Six passes of twelve layers.
+    let layers = 6 * LAYERS;
+    let mut long = bed.ask(request(ids(1, 6 * 128), 2));
+    let mut other = bed.ask(request(ids(2, 300), 1));
+    while progress(&so_far(&mut long)) == 0.0 {
+        assert!(bed.runner.turn());
+    }
+    let mut short = bed.ask(request(ids(3, 16), 6));
+    let mut turns = 0;
+    let (mut of_short, mut of_long) = (Vec::new(), Vec::new());
+    while !of_short.iter().any(is_end) {
+        assert!(bed.runner.turn());
+        turns += 1;
+        of_short.extend(so_far(&mut short));
+        of_long.extend(so_far(&mut long));
+    }
+    // Each of its six tokens waits for one layer at most, and so does its prompt of twelve layers.
+    let done = progress(&of_long) * layers as f64;
+    assert!(turns <= LAYERS + 8 && done <= 1.0 + 8.0 + 0.5, "{turns} turns, {done} layers");
+    assert!(so_far(&mut other).is_empty(), "it needs what the long one has");
+    bed.finish();
+    assert!(so_far(&mut long).iter().any(is_end) && so_far(&mut other).iter().any(is_end));
+    assert_eq!(bed.runner.in_use(), 0);
+}
+
+#[test]
+fn a_text_that_is_written_waits_for_one_layer_of_a_long_prompt() {
+    let mut bed = Bed::new(2, |_| ());
+    let mut text = bed.ask(request(ids(1, 10), 30));
+    while !so_far(&mut text).iter().any(|event| matches!(event, Event::Token(_))) {
+        assert!(bed.runner.turn());
+    }
+    let mut long = bed.ask(request(ids(2, 3 * 128), 1));
+    let mut before = 0.0;
+    loop {
+        assert!(bed.runner.turn());
+        let events = so_far(&mut text);
+        let told = progress(&so_far(&mut long));
+        if events.iter().any(is_end) {
+            break;
+        }
+        assert_eq!(events.len(), 1, "a turn is a token: {events:?}");
+        // One of three passes' twelve layers.
+        assert!(told - before <= 1.0 / 36.0 + 1e-9, "{told} after {before}");
+        before = told;
+    }
+    assert!(before > 0.5 && before < 1.0, "{before}");
+    bed.finish();
+}
+
+#[test]
+fn a_long_prompt_is_not_kept_waiting_by_short_ones() {
+    let mut bed = Bed::new(3, |_| ());
+    let mut long = bed.ask(request(ids(1, 128), 1));
+    let mut shorts = Vec::new();
+    let mut turns = 0;
+    while !so_far(&mut long).iter().any(is_end) {
+        // There are always two.
+        shorts.retain_mut(|short| !so_far(short).iter().any(is_end));
+        while shorts.len() < 2 {
+            shorts.push(bed.ask(request(ids(10 + turns, 16), 1)));
+        }
+        assert!(bed.runner.turn());
+        turns += 1;
+    }
+    // Of the rows that are computed, a third or more are its own: 12 layers of 128 rows beside layers of 16.
+    assert!(turns <= 12 + 2 * 12 * 128 / 16 + 24, "{turns}");
+}
+
+#[test]
+fn a_thousand_random_cancellations_leave_no_sequence_in_use() {
+    let mut bed = Bed::new(4, |options| options.drafts.kind = crate::DraftKind::Lookup);
+    let want = {
+        let answer = bed.ask(request(ids(7, 20), 8));
+        bed.finish();
+        all(answer).0
+    };
+    let mut random = 1u64;
+    let mut below = |limit: u64| {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (random >> 33) % limit
+    };
+    let (mut asked, mut answers, mut ended) = (0, Vec::new(), 0);
+    while asked < 1000 || !answers.is_empty() {
+        match below(8) {
+            0..=3 if asked < 1000 => {
+                asked += 1;
+                let tokens = if below(20) == 0 { 140 } else { 4 + below(12) as usize };
+                answers.push(bed.ask(request(ids(asked, tokens), 1 + below(6) as usize)));
+            }
+            4..=6 if !answers.is_empty() => {
+                let at = below(answers.len() as u64) as usize;
+                let mut answer = answers.swap_remove(at);
+                ended += u64::from(so_far(&mut answer).iter().any(is_end));
+            }
+            _ => _ = bed.runner.turn(),
+        }
+    }
+    bed.finish();
+    assert_eq!(bed.runner.in_use(), 0);
+    let (waiting, counts) = bed.desk.counts();
+    assert_eq!((waiting, counts.done, counts.cancelled, counts.failed), (0, ended + 1, 1000 - ended, 0));
+    assert!(counts.cancelled > 500 && ended > 20, "{ended}");
+    assert!(bed.desk.lines().0.is_empty());
+    let answer = bed.ask(request(ids(7, 20), 8));
+    bed.finish();
+    assert_eq!(all(answer).0, want);
+}
+
+#[test]
+fn who_gives_up_frees_a_sequence_within_a_layer() {
+    let mut bed = Bed::new(1, |_| ());
+    let mut long = bed.ask(request(ids(1, 600), 1));
+    while progress(&so_far(&mut long)) == 0.0 {
+        assert!(bed.runner.turn());
+    }
+    let short = bed.ask(request(ids(2, 5), 1));
+    drop(long);
+    for _ in 0..=LAYERS + 1 {
+        bed.runner.turn();
+    }
+    assert_eq!(all(short).1, None);
+    assert_eq!(bed.runner.in_use(), 0);
+}
