@@ -16,6 +16,7 @@ mod mtp;
 mod ple;
 mod qsa;
 mod weights;
+mod written;
 
 use std::fs::File;
 use std::path::PathBuf;
