@@ -141,20 +141,21 @@ fn what_cannot_be_served_is_refused_at_once() {
 #[test]
 fn a_stop_text_ends_an_answer_and_is_no_part_of_it() {
     let host = Host::start(Engine::open(&mini(), &EngineOptions::default()).unwrap(), HostOptions::default()).unwrap();
-    let prompt = ids(host.tokenizer(), TEXTS[2]);
+    let prompt = ids(host.tokenizer(), TEXTS[0]);
     let plain = all(host.submit(request(prompt.clone(), 40)).unwrap());
     let whole = plain.text.clone();
-    assert!(plain.end.as_ref().is_ok_and(|end| end.stop.is_none() && end.written_tokens == 40));
-    // Every text of some letters from the middle, wherever the borders of tokens are.
+    assert!(plain.end.as_ref().is_ok_and(|end| end.stop.is_none()));
     let letters: Vec<usize> = whole.char_indices().map(|(at, _)| at).collect();
-    for (from, to) in [(30, 34), (41, 42), (50, 62)] {
+    assert!(letters.len() > 60, "{whole}");
+    // Some letters from the middle, wherever the borders of tokens are.
+    for (from, to) in [(30, 34), (41, 42), (48, 60)] {
         let stop = &whole[letters[from]..letters[to]];
         let stops = vec!["never there".to_owned(), stop.to_owned()];
         let seen = all(host.submit(Request { stop: stops, ..request(prompt.clone(), 40) }).unwrap());
         let end = seen.end.unwrap();
         assert_eq!((end.stop.as_deref(), end.finish), (Some(stop), Finish::EndOfTurn));
         assert_eq!(seen.text, whole[..whole.find(stop).unwrap()]);
-        assert!(end.written_tokens < 40 && plain.tokens.starts_with(&seen.tokens));
+        assert!(seen.tokens.len() == end.written_tokens && plain.tokens.starts_with(&seen.tokens));
     }
 }
 
