@@ -94,6 +94,10 @@ impl Question {
             context_tokens: context_tokens as u64,
             pass_tokens: options.pass_tokens.map(|tokens| tokens as u64),
             io_depth: u64::from(options.model.streaming.depth.unwrap_or(LEAST_DEPTH)),
+            sequences: options.sequences as u64,
+            side_rows: (options.side_workspaces() * strip_rows) as u64,
+            step_rows: options.step_rows() as u64,
+            checkpoints: options.checkpoints as u64,
         };
         Ok(Self { config, shape, machine, request })
     }
