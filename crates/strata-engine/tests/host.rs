@@ -38,6 +38,11 @@ fn request(prompt: Vec<u32>, max_tokens: usize) -> Request {
     }
 }
 
+/// Options of an engine that such a host can have.
+fn served() -> EngineOptions {
+    EngineOptions { threads: 2, sequences: 4, checkpoints: 6, ..EngineOptions::default() }
+}
+
 /// What came of a request.
 #[derive(Debug)]
 struct Seen {
@@ -83,7 +88,7 @@ fn alone(options: &EngineOptions, prompt: &[u32], max_tokens: usize) -> (Vec<u32
 
 #[test]
 fn texts_in_company_are_those_alone() {
-    let exact = EngineOptions { threads: 2, ..EngineOptions::default() };
+    let exact = served();
     let mut drafted = exact.clone();
     drafted.drafts.kind = DraftKind::Lookup;
     let mut cached = EngineOptions { route: Route::Cached, ..drafted.clone() };
@@ -119,7 +124,7 @@ fn texts_in_company_are_those_alone() {
 
 #[test]
 fn what_cannot_be_served_is_refused_at_once() {
-    let mut options = EngineOptions::default();
+    let mut options = served();
     options.model.context_tokens = Some(60);
     let host = Host::start(Engine::open(&mini(), &options).unwrap(), HostOptions::default()).unwrap();
     let refused = |request: Request| {
@@ -140,7 +145,7 @@ fn what_cannot_be_served_is_refused_at_once() {
 
 #[test]
 fn a_stop_text_ends_an_answer_and_is_no_part_of_it() {
-    let host = Host::start(Engine::open(&mini(), &EngineOptions::default()).unwrap(), HostOptions::default()).unwrap();
+    let host = Host::start(Engine::open(&mini(), &served()).unwrap(), HostOptions::default()).unwrap();
     let prompt = ids(host.tokenizer(), TEXTS[0]);
     let plain = all(host.submit(request(prompt.clone(), 40)).unwrap());
     let whole = plain.text.clone();
@@ -161,7 +166,7 @@ fn a_stop_text_ends_an_answer_and_is_no_part_of_it() {
 
 #[test]
 fn probabilities_come_with_tokens_when_they_are_asked_for() {
-    let host = Host::start(Engine::open(&mini(), &EngineOptions::default()).unwrap(), HostOptions::default()).unwrap();
+    let host = Host::start(Engine::open(&mini(), &served()).unwrap(), HostOptions::default()).unwrap();
     let greedy = SamplerParams::default();
     let asked = Request { sampling: greedy, top_logprobs: Some(3), ..request(ids(host.tokenizer(), TEXTS[1]), 5) };
     let mut answer = host.submit(asked).unwrap();
@@ -183,7 +188,7 @@ fn probabilities_come_with_tokens_when_they_are_asked_for() {
 #[test]
 fn a_host_that_closes_ends_every_answer_with_a_reason() {
     let options = || HostOptions { parallel: 1, ..HostOptions::default() };
-    let start = || Host::start(Engine::open(&mini(), &EngineOptions::default()).unwrap(), options()).unwrap();
+    let start = || Host::start(Engine::open(&mini(), &served()).unwrap(), options()).unwrap();
     let kind = |seen: &Seen| seen.end.as_ref().err().map(|failure| failure.kind);
     let first_token = |answer: &mut Answer| while !matches!(answer.recv_blocking(), Some(Event::Token(_))) {};
 
@@ -214,7 +219,7 @@ fn a_host_that_closes_ends_every_answer_with_a_reason() {
 /// edited: what is reused changes no text.
 #[test]
 fn kept_prefixes_change_no_text() {
-    let exact = EngineOptions { threads: 2, ..EngineOptions::default() };
+    let exact = served();
     let mut cached = EngineOptions { route: Route::Cached, ..exact.clone() };
     cached.arena_bytes = Some(300 * (3 + 3 + 4) * 4096);
     for (name, options) in [("exact", exact), ("cached", cached)] {
@@ -256,7 +261,7 @@ fn broken_numbers_end_a_request_and_not_the_host() {
     let scale = output.offset as usize + 208;
     bytes[scale..scale + 2].copy_from_slice(&0x7E00u16.to_le_bytes());
     std::fs::write(&path, bytes).unwrap();
-    let host = Host::start(Engine::open(&path, &EngineOptions::default()).unwrap(), HostOptions::default()).unwrap();
+    let host = Host::start(Engine::open(&path, &served()).unwrap(), HostOptions::default()).unwrap();
     for _ in 0..2 {
         let failure = all(host.submit(request(ids(host.tokenizer(), TEXTS[1]), 5)).unwrap()).end.unwrap_err();
         assert!(failure.kind == FailureKind::Internal && failure.message.contains("token 0 is NaN"), "{failure:?}");

@@ -15,7 +15,7 @@ const TOKENS: usize = 12;
 
 /// An engine with an eighth of its experts in memory, all of whose reads have `faults`.
 fn open(faults: &Faults, stuck_after: Duration) -> Engine {
-    let mut options = EngineOptions { threads: 1, ..EngineOptions::default() };
+    let mut options = EngineOptions { threads: 1, sequences: 4, checkpoints: 6, ..EngineOptions::default() };
     // Three parts of 4,736, 4,736 and 9,216 bytes, each in whole pages with one more.
     options.arena_bytes = Some(144 * (3 + 3 + 4) * 4096);
     options.model.streaming.stuck_after = Some(stuck_after);
