@@ -10,7 +10,7 @@ use strata_backend::{Backend, BackendError, CpuBackend, Isa, Profile, ProfiledBa
 use strata_gguf::{Gguf, GgufError, Metadata, MetadataError, Optional};
 use strata_kernels::Cpu;
 use strata_model::ModelError;
-use strata_model::qwen4exp::{Config, Lock, Model, Options as ModelOptions};
+use strata_model::qwen4exp::{Config, DECODE_ROWS, Lock, Model, Options as ModelOptions};
 use strata_store::StoreError;
 use strata_store::plan::{Limit, Plan, PlanError};
 use thiserror::Error;
@@ -143,6 +143,12 @@ pub struct EngineOptions {
     pub arena_bytes: Option<u64>,
     /// Tokens of a prompt that go through the layers together; `None`: as memory allows.
     pub pass_tokens: Option<usize>,
+    /// Texts that are at work at a time on one model, each with a context of its own; 0: one after the other, by an
+    /// [`Engine`] itself. The plan counts what they need: states and caches, a workspace for their
+    /// [steps](Self::step_rows), and [others](Self::side_workspaces) for their prompts.
+    pub sequences: usize,
+    /// Checkpoints that are kept at a time ([`crate::prefix`]), besides those of drafts.
+    pub checkpoints: usize,
     /// Whether what lies in the user's folders counts: the arena that was found best ([`crate::Calibration`]), and the
     /// memory that plans of other running processes promise them ([`crate::running`]), which are told of this one, too.
     pub heeds_user_files: bool,
@@ -158,6 +164,16 @@ pub struct EngineOptions {
 }
 
 impl EngineOptions {
+    /// Rows of a step in which all [`sequences`](Self::sequences) write: each a token and the drafts after it.
+    pub fn step_rows(&self) -> usize {
+        DECODE_ROWS.saturating_mul(self.sequences)
+    }
+
+    /// Workspaces of one strip each, for the prompts that are read beside the one that has the largest passes.
+    pub fn side_workspaces(&self) -> usize {
+        self.sequences.saturating_sub(1)
+    }
+
     /// The processor as these options use it.
     ///
     /// # Errors

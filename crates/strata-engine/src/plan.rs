@@ -87,6 +87,9 @@ impl Question {
         if options.route == Route::Cached && options.moce.kl_every > 0 {
             shape.state_bytes = shape.state_bytes.saturating_add(checkpoint_bytes(&config));
         }
+        // With the logits of its last token.
+        let logits_bytes = gguf.tensor("token_embd.weight").map_or(0, |t| 4 * t.rows());
+        shape.checkpoint_bytes = shape.checkpoint_bytes.saturating_add(logits_bytes);
         // The latency of a drive is not known before it is measured.
         let drive = drive_bytes_per_second.map(|bytes_per_second| Drive { bytes_per_second, latency_ns: 0 });
         let threads = if options.threads == 0 { None } else { Some(options.threads as u64) };
@@ -103,6 +106,10 @@ impl Question {
             context_tokens: context_tokens as u64,
             pass_tokens: options.pass_tokens.map(|tokens| tokens as u64),
             io_depth: u64::from(options.model.streaming.depth.unwrap_or(LEAST_DEPTH)),
+            sequences: options.sequences as u64,
+            side_rows: (options.side_workspaces() * strip_rows) as u64,
+            step_rows: options.step_rows() as u64,
+            checkpoints: options.checkpoints as u64,
         };
         Ok(Self { config, shape, machine, request })
     }

@@ -16,7 +16,7 @@
 //!    up to more than `mass`. These begin with the least, so as many swaps are made as the cap allows.
 //! 4. Weights are the softmax of `z` renormalised over what was chosen.
 
-use std::ops::{Range, Sub};
+use std::ops::{AddAssign, Range, Sub};
 
 use strata_backend::{Backend, MatrixId, PassId, Routes, choose, weigh};
 use strata_store::{ExpertId, ExpertStore};
@@ -76,6 +76,19 @@ impl Sub for RouteCounts {
     }
 }
 
+impl AddAssign for RouteCounts {
+    fn add_assign(&mut self, more: Self) {
+        self.rows += more.rows;
+        self.layer_rows += more.layer_rows;
+        self.choices += more.choices;
+        self.substituted += more.substituted;
+        self.mass += more.mass;
+        self.resident += more.resident;
+        self.held += more.held;
+        self.resident_held += more.resident_held;
+    }
+}
+
 /// Of a sequence: for each layer, the experts that it was routed to last.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Residency {
@@ -99,6 +112,21 @@ impl Residency {
     pub(super) fn clear(&mut self) {
         self.layers.iter_mut().for_each(|layer| layer.0.clear());
         self.remember_rows(0);
+    }
+
+    /// Of each layer, the experts in the order of their last use.
+    pub(super) fn layers(&self) -> impl Iterator<Item = &[u32]> {
+        self.layers.iter().map(|layer| &layer.0[..])
+    }
+
+    /// Experts of a layer that are remembered.
+    pub(super) fn slots(&self) -> usize {
+        self.slots
+    }
+
+    /// Makes `ids` those of a layer, in the order of their last use.
+    pub(super) fn set_layer(&mut self, layer: usize, ids: Vec<u32>) {
+        self.layers[layer] = Recent(ids);
     }
 
     /// A row of a layer was routed to `ids`, the largest weight first.
@@ -194,7 +222,7 @@ impl MoceRouter {
         rows: Range<usize>,
         layer: usize,
         router: MatrixId,
-        residency: &mut Residency,
+        (residency, of_sequence): (&mut Residency, &mut RouteCounts),
         routes: &mut Routes,
     ) -> Result<(), ModelError> {
         if routing == Routing::Exact {
@@ -208,25 +236,28 @@ impl MoceRouter {
         backend.take_logits(ticket, &mut self.logits)?;
         routes.ids.resize(rows.len() * self.top_k, 0);
         routes.weights.resize(rows.len() * self.top_k, 0.0);
+        let mut counts = RouteCounts::default();
         let choices = routes.ids.chunks_exact_mut(self.top_k).zip(routes.weights.chunks_exact_mut(self.top_k));
         for (logits, (ids, weights)) in self.logits.chunks_exact(self.experts).zip(choices) {
             let recent = &residency.layers[layer].0;
             let swaps = select(&self.moce, logits, recent, &mut self.entrants, ids, weights);
-            self.counts.rows += u64::from(layer == 0);
-            self.counts.layer_rows += 1;
-            self.counts.choices += ids.len() as u64;
-            self.counts.substituted += u64::from(swaps.count);
-            self.counts.mass += f64::from(swaps.mass);
+            counts.rows += u64::from(layer == 0);
+            counts.layer_rows += 1;
+            counts.choices += ids.len() as u64;
+            counts.substituted += u64::from(swaps.count);
+            counts.mass += f64::from(swaps.mass);
             for index in &*ids {
                 let id = ExpertId { layer: layer as u32, index: *index };
                 let is_resident = u64::from(recent.contains(index));
                 let is_held = u64::from(store.as_streaming().is_some_and(|store| store.holds(id)));
-                self.counts.resident += is_resident;
-                self.counts.held += is_held;
-                self.counts.resident_held += is_resident & is_held;
+                counts.resident += is_resident;
+                counts.held += is_held;
+                counts.resident_held += is_resident & is_held;
             }
             residency.touch(layer, ids);
         }
+        self.counts += counts;
+        *of_sequence += counts;
         backend.set_routes(pass, rows, routes);
         Ok(())
     }
@@ -298,7 +329,7 @@ impl Model {
         self.take(Routing::Cached, sequence, ids, wanted, logits, observer)
     }
 
-    /// What cache-aware routing did so far; `None` without it.
+    /// What cache-aware routing did so far, for all sequences; `None` without it.
     pub fn route_counts(&self) -> Option<RouteCounts> {
         self.moce.as_ref().map(|moce| moce.counts)
     }

@@ -21,6 +21,7 @@ mod reading;
 mod step;
 mod weights;
 mod workspace;
+mod written;
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -192,6 +193,8 @@ pub struct Sequence {
     ple_state: Option<StateId>,
     /// Which experts it was routed to last; empty unless decode prefers those.
     residency: Residency,
+    /// What that changed.
+    routed: RouteCounts,
     /// A pass began and did not end: the states are of no one position.
     is_torn: bool,
     /// Which checkpoints it can go back to.
@@ -211,6 +214,11 @@ impl Sequence {
     /// The last tokens, as many as the n-gram hash looks back.
     pub fn window(&self) -> &[u32] {
         &self.window
+    }
+
+    /// What cache-aware routing did for it since it was made.
+    pub fn route_counts(&self) -> RouteCounts {
+        self.routed
     }
 
     /// Those of the layers, of the n-gram module and of the draft head.
