@@ -103,6 +103,6 @@ pub(crate) fn today() -> String {
     jiff::ZonedDateTime::now().date().to_string()
 }
 
-fn hex(bytes: &[u8]) -> String {
+pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

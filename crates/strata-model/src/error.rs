@@ -79,6 +79,9 @@ pub enum ModelError {
         /// Tokens of the checkpoint.
         tokens: usize,
     },
+    /// A checkpoint that could not be written, or bytes that are none of this model.
+    #[error("a checkpoint could not be written or read: {0}")]
+    Written(#[source] std::io::Error),
     /// The caller asked to stop.
     #[error("stopped")]
     Cancelled,

@@ -83,6 +83,72 @@ fn a_fork_drafts_and_routes_like_its_source() {
 }
 
 #[test]
+fn a_written_checkpoint_brings_another_run_to_the_same_place() {
+    for (name, kv) in [("longqsa", KvType::Bfloat16), ("moe8ple", KvType::Q8_0), ("mini4", KvType::Float32)] {
+        let ids = oracle(name);
+        let moce = Some(Moce { slots: 3, bonus: 5.0, keep: 0, mass: 1.0 });
+        let load = || open(name, Options { kv: Some(kv), moce, ..Options::default() });
+        let (mut model, mut other) = (load(), load());
+        let (mut source, mut target) = (model.new_sequence().unwrap(), other.new_sequence().unwrap());
+        let end = ids.len() - 6;
+        last(&mut model, &mut source, &ids[..end]);
+        let checkpoint = model.checkpoint(&source).unwrap();
+        let mut bytes = Vec::new();
+        // Written while the source is beyond that place, and read into a sequence that was in use.
+        write(&mut model, &mut source, ids[0]);
+        model.write_checkpoint(&source, &checkpoint, &mut bytes).unwrap();
+        assert_eq!(model.written_bytes(&source, &checkpoint), bytes.len() as u64);
+        model.restore(&mut source, &checkpoint).unwrap();
+        last(&mut other, &mut target, &ids[5..]);
+        let read = other.read_checkpoint(&mut target, &mut &bytes[..]).unwrap();
+        assert_eq!((read.tokens(), target.tokens()), (end, end));
+        for id in &ids[end..] {
+            assert!(write(&mut other, &mut target, *id) == write(&mut model, &mut source, *id), "{name}");
+        }
+        assert!(state(&mut other, &target) == state(&mut model, &source), "{name}");
+        // The checkpoint that was read is one of this sequence.
+        other.restore(&mut target, &read).unwrap();
+        model.restore(&mut source, &checkpoint).unwrap();
+        assert!(last(&mut other, &mut target, &ids[end..]) == last(&mut model, &mut source, &ids[end..]));
+    }
+}
+
+#[test]
+fn bytes_of_no_checkpoint_are_refused_or_harmless() {
+    let ids = oracle("moe8ple");
+    let moce = Some(Moce { slots: 3, bonus: 5.0, keep: 0, mass: 1.0 });
+    let mut model = open("moe8ple", Options { moce, context_tokens: Some(64), ..Options::default() });
+    let mut sequence = model.new_sequence().unwrap();
+    last(&mut model, &mut sequence, &ids[..30]);
+    let checkpoint = model.checkpoint(&sequence).unwrap();
+    let mut bytes = Vec::new();
+    model.write_checkpoint(&sequence, &checkpoint, &mut bytes).unwrap();
+    model.reset(&mut sequence);
+    let expected = last(&mut model, &mut sequence, &ids[..10]);
+    let mut refused = 0;
+    // All of the beginning, where the numbers are, and samples of the rest; and ends everywhere.
+    let places = (0..200).chain((200..bytes.len()).step_by(bytes.len() / 100));
+    for at in places {
+        for change in [0x01, 0x80, 0xff] {
+            let mut changed = bytes.clone();
+            changed[at] ^= change;
+            if model.read_checkpoint(&mut sequence, &mut &changed[..]).is_ok() {
+                // Whatever it is now, it can go on.
+                last(&mut model, &mut sequence, &ids[30..32]);
+            } else {
+                refused += 1;
+                assert_eq!(sequence.tokens(), 0, "{at}");
+            }
+        }
+        let error = model.read_checkpoint(&mut sequence, &mut &bytes[..at]).unwrap_err();
+        assert!(matches!(error, ModelError::Written(_)), "{error}");
+    }
+    assert!(refused > 50, "{refused}");
+    model.reset(&mut sequence);
+    assert!(last(&mut model, &mut sequence, &ids[..10]) == expected);
+}
+
+#[test]
 fn checkpoints_of_common_rows_hold_for_both() {
     let ids = oracle("mini4");
     let mut model = open("mini4", Options::default());

@@ -26,6 +26,7 @@ use self::desk::{Desk, lock};
 use self::monitor::{Monitor, memory_status};
 use self::run::Runner;
 use self::watch::{Now, watch};
+use crate::prefix::DiskOptions;
 use crate::{ChatTemplate, Chooser, Engine, EngineError, SamplerParams, Tokenizer};
 
 /// How a host serves.
@@ -41,6 +42,8 @@ pub struct HostOptions {
     pub checkpoints: usize,
     /// In a long prompt, one is kept at least for each so many tokens.
     pub checkpoint_every_tokens: usize,
+    /// Where they are kept for later runs, if anywhere.
+    pub disk: Option<DiskOptions>,
 }
 
 impl Default for HostOptions {
@@ -51,6 +54,7 @@ impl Default for HostOptions {
             stall_after: Duration::from_secs(600),
             checkpoints: 6,
             checkpoint_every_tokens: 2048,
+            disk: None,
         }
     }
 }

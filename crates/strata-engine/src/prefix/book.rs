@@ -29,6 +29,8 @@ pub(super) struct Place {
     pub(super) used: u64,
     /// Tokens at the beginning that another place has, too.
     shared_tokens: usize,
+    /// Checkpoints on the way, which will be marks.
+    coming: usize,
 }
 
 /// A point of a text whose checkpoint is kept.
@@ -64,6 +66,8 @@ pub(super) enum How {
     Return { mark: u64 },
     /// From a mark that another place holds.
     Fork { mark: u64, from: usize },
+    /// From a file.
+    Load { file: usize },
 }
 
 impl Start {
@@ -76,8 +80,19 @@ impl Start {
     }
 }
 
+/// A file with the beginning of a prompt.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Found {
+    pub(super) file: usize,
+    /// How many tokens it has.
+    pub(super) tokens: usize,
+}
+
 /// Copying rows is cheap beside reading tokens: so many are as dear as one token.
 const COPIED_AS_ONE: f64 = 64.0;
+/// Reading a file is dearer, and so much before it begins.
+const LOADED_AS_ONE: f64 = 16.0;
+const LOADING: f64 = 32.0;
 /// A root from which so many prompts began is not given up while anything else can be.
 const POPULAR_USES: u32 = 2;
 const MUCH: f64 = 1e12;
@@ -110,8 +125,13 @@ impl Book {
         Self { places, marks: Vec::new(), budget, clock: 0, next_id: 0 }
     }
 
+    /// Marks that there may be.
+    pub(super) fn budget(&self) -> usize {
+        self.budget
+    }
+
     /// The cheapest way to begin a prompt: tokens to be read, and what is lost for it. `None`: all places are busy.
-    pub(super) fn choose(&self, prompt: &[u32]) -> Option<Start> {
+    pub(super) fn choose(&self, prompt: &[u32], found: Option<Found>) -> Option<Start> {
         let mut best: Option<(f64, Start)> = None;
         let mut offer = |cost: f64, place: usize, reused_tokens: usize, how: How| {
             let cost = cost + (prompt.len() - reused_tokens) as f64;
@@ -136,6 +156,9 @@ impl Book {
                     offer(loss + tokens as f64 / COPIED_AS_ONE, at, tokens, how);
                 }
             }
+            if let Some(Found { file, tokens }) = found {
+                offer(loss + LOADING + tokens as f64 / LOADED_AS_ONE, at, tokens, How::Load { file });
+            }
             offer(loss, at, 0, How::Cold);
         }
         best.map(|(_, start)| start)
@@ -158,7 +181,7 @@ impl Book {
         let at = start.place;
         let kept = match start.how {
             How::GoOn | How::Return { .. } => start.reused_tokens,
-            How::Cold | How::Fork { .. } => 0,
+            How::Cold | How::Fork { .. } | How::Load { .. } => 0,
         };
         let dropped = self.cut(at, kept);
         if let How::Return { mark } | How::Fork { mark, .. } = start.how {
@@ -170,8 +193,7 @@ impl Book {
             let common = self.marks.iter_mut().filter(is_common);
             common.filter(|mark| prompt.starts_with(&mark.text)).for_each(|mark| mark.holders.push(at));
         }
-        self.places[at] =
-            Place { text: prompt.to_vec(), is_busy: true, is_whole: false, used: self.clock, shared_tokens: 0 };
+        self.places[at] = Place { text: prompt.to_vec(), is_busy: true, used: self.clock, ..Place::default() };
         self.compare();
         dropped
     }
@@ -180,7 +202,7 @@ impl Book {
     pub(super) fn end(&mut self, at: usize, text: &[u32], is_whole: bool) -> Vec<u64> {
         let common = common_tokens(&self.places[at].text, text);
         let dropped = self.cut(at, common);
-        self.places[at] = Place { text: text.to_vec(), is_busy: false, is_whole, used: self.clock, shared_tokens: 0 };
+        self.places[at] = Place { text: text.to_vec(), is_whole, used: self.clock, ..Place::default() };
         self.compare();
         dropped
     }
@@ -204,11 +226,43 @@ impl Book {
         self.places.iter_mut().zip(shared).for_each(|(place, shared)| place.shared_tokens = shared);
     }
 
+    /// Checkpoints that are on the way.
+    pub(super) fn coming(&self) -> usize {
+        self.places.iter().map(|place| place.coming).sum()
+    }
+
+    #[cfg(test)]
+    pub(super) fn coming_of(&self, at: usize) -> usize {
+        self.places[at].coming
+    }
+
+    /// A place will have up to so many more marks: how many there will be room for. Others give way, but none that begins
+    /// or ends a text at work; for one there is always room.
+    pub(super) fn expect(&mut self, at: usize, wanted: usize) -> (usize, Vec<u64>) {
+        self.places[at].coming = 0;
+        let mut dropped = Vec::new();
+        let room = loop {
+            let room = self.budget.saturating_sub(self.marks.len() + self.coming());
+            if room >= wanted || self.marks.is_empty() {
+                break room;
+            }
+            let (least, guard) = worth::least(self, Some(at));
+            if guard > 0 && room > 0 {
+                break room;
+            }
+            dropped.push(self.marks.swap_remove(least).id);
+        };
+        self.places[at].coming = room.min(wanted);
+        (room.min(wanted), dropped)
+    }
+
     /// The text that a place has taken so far becomes a mark, if it is worth it.
     pub(super) fn add(&mut self, at: usize, text: &[u32], point: Point, has_logits: bool) -> Added {
         let mut dropped = Vec::new();
-        if !self.places[at].text.starts_with(text) {
-            self.places[at].text = text.to_vec();
+        let place = &mut self.places[at];
+        place.coming = place.coming.saturating_sub(1);
+        if !place.text.starts_with(text) {
+            place.text = text.to_vec();
         }
         if let Some(mark) = self.marks.iter_mut().find(|mark| mark.text == text) {
             if point != Point::Within {
@@ -225,12 +279,23 @@ impl Book {
         let id = self.next_id;
         self.next_id += 1;
         self.marks.push(Mark { id, text: text.to_vec(), point, has_logits, holders: vec![at], uses: 0 });
-        while self.marks.len() > self.budget {
-            dropped.push(self.marks.swap_remove(worth::least(self, Some(at))).id);
+        while self.marks.len() + self.coming() > self.budget && !self.marks.is_empty() {
+            dropped.push(self.marks.swap_remove(worth::least(self, Some(at)).0).id);
         }
         let is_kept = !dropped.contains(&id);
         dropped.retain(|other| *other != id);
         Added { id: is_kept.then_some(id), dropped, is_there: false }
+    }
+
+    /// Where the last prompt of a place ends.
+    pub(super) fn last_prompt(&self, at: usize) -> Option<&Mark> {
+        self.last(at, |mark| mark.point == Point::Prompt)
+    }
+
+    /// The last of a place's marks of which something is true.
+    pub(super) fn last(&self, at: usize, is_so: impl Fn(&Mark) -> bool) -> Option<&Mark> {
+        let all = self.marks.iter().filter(|mark| mark.holders.contains(&at) && is_so(mark));
+        all.max_by_key(|mark| mark.text.len())
     }
 
     /// A mark is no more.
@@ -243,7 +308,7 @@ impl Book {
         self.budget = budget;
         let mut dropped = Vec::new();
         while self.marks.len() > budget {
-            dropped.push(self.marks.swap_remove(worth::least(self, None)).id);
+            dropped.push(self.marks.swap_remove(worth::least(self, None).0).id);
         }
         dropped
     }

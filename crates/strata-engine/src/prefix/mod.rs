@@ -5,10 +5,12 @@
 //! an answer is the same bytes wherever its prompt begins; a prompt that was read to its end before needs no token read
 //! again. Refuses: to own sequences, and to keep anything without a sequence that has the rows of its caches.
 //!
-//! For each prompt a host [plans](Prefixes::plan) and [begins](Prefixes::begin), reads on to each of the
-//! [stops](Prefixes::stops) and [keeps](Prefixes::keep) what it has there, writes the answer, and [ends](Prefixes::end).
+//! For each prompt a host [plans](Prefixes::plan) and [begins](Prefixes::begin), reads on with checkpoints at each of the
+//! [stops](Prefixes::stops), which it [hands over](Prefixes::hand_over), writes the answer, [keeps](Prefixes::keep) its end, and
+//! [ends](Prefixes::end).
 
 mod book;
+mod disk;
 mod stops;
 mod worth;
 
@@ -17,8 +19,9 @@ use std::collections::BTreeMap;
 use strata_model::ModelError;
 use strata_model::qwen4exp::{Checkpoint, Model, Sequence};
 
-use self::book::{Book, How};
+use self::book::{Book, How, Mark};
 pub use self::book::{Point, Start};
+pub use self::disk::{Disk, DiskOptions};
 use crate::{Engine, EngineError};
 
 /// How much is kept.
@@ -35,6 +38,9 @@ impl Default for PrefixOptions {
         Self { checkpoints: 6, every_tokens: 2048 }
     }
 }
+
+/// A shorter text is not worth a file.
+const LEAST_SAVED_TOKENS: usize = 128;
 
 /// A point of a text, and what is needed to go on from there.
 #[derive(Default)]
@@ -53,6 +59,14 @@ pub struct Begun {
     pub logits: Option<Vec<f32>>,
 }
 
+/// What is worth a file and has none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unsaved {
+    mark: u64,
+    /// The place whose sequence has the rows.
+    pub place: usize,
+}
+
 /// Checkpoints of the sequences of a host, which numbers these from 0: their *places*.
 pub struct Prefixes {
     options: PrefixOptions,
@@ -60,18 +74,29 @@ pub struct Prefixes {
     kept: BTreeMap<u64, Kept>,
     /// Memory of those that were dropped.
     spare: Vec<Kept>,
+    disk: Option<Disk>,
+    /// Marks that the disk did not take.
+    refused: Vec<u64>,
 }
 
 impl Prefixes {
     /// For so many sequences, all of them empty.
     pub fn new(places: usize, options: PrefixOptions) -> Self {
         let book = Book::new(places, options.checkpoints);
-        Self { options, book, kept: BTreeMap::new(), spare: Vec::new() }
+        Self { options, book, kept: BTreeMap::new(), spare: Vec::new(), disk: None, refused: Vec::new() }
+    }
+
+    /// With [files](Engine::prefix_disk) for later runs.
+    #[must_use]
+    pub fn with_disk(mut self, disk: Disk) -> Self {
+        self.disk = Some(disk);
+        self
     }
 
     /// Where a prompt begins best. `None`: all places are busy.
     pub fn plan(&self, prompt: &[u32]) -> Option<Start> {
-        self.book.choose(prompt)
+        let found = self.disk.as_ref().and_then(|disk| disk.find(prompt));
+        self.book.choose(prompt, found)
     }
 
     /// Begins a prompt as [planned](Self::plan), with nothing begun, kept or ended since. `sequence` is that of
@@ -90,35 +115,51 @@ impl Prefixes {
         sequence: &mut Sequence,
         source: Option<&Sequence>,
     ) -> Result<Begun, EngineError> {
-        let mut reused_tokens = start.reused_tokens;
+        let mut loaded = None;
+        let stale = ModelError::StaleCheckpoint { tokens: start.reused_tokens };
         let done = match start.how {
             How::Return { mark } => self.checkpoint(mark, start).and_then(|kept| model.restore(sequence, kept)),
             How::Fork { mark, .. } => {
                 let source = source.expect("the sequence to be copied from");
                 self.checkpoint(mark, start).and_then(|kept| model.fork(source, kept, sequence))
             }
-            How::GoOn if sequence.tokens() == reused_tokens => Ok(()),
-            How::GoOn | How::Cold => Err(ModelError::StaleCheckpoint { tokens: reused_tokens }),
+            How::Load { file } => {
+                let text = &prompt[..start.reused_tokens];
+                loaded = self.disk.as_mut().and_then(|disk| disk.load(file, text, model, sequence));
+                if loaded.is_some() { Ok(()) } else { Err(stale) }
+            }
+            How::GoOn if sequence.tokens() == start.reused_tokens => Ok(()),
+            How::GoOn | How::Cold => Err(stale),
         };
-        let logits = match (done, start.how) {
-            (Ok(()), How::Return { mark } | How::Fork { mark, .. }) if reused_tokens == prompt.len() => {
+        let mut begun = start.clone();
+        if let Err(error) = done {
+            model.reset(sequence);
+            if !matches!(error, ModelError::StaleCheckpoint { .. }) {
+                self.end(start.place, &[], true);
+                return Err(error.into());
+            }
+            begun = Start { reused_tokens: 0, how: How::Cold, ..begun };
+        }
+        let dropped = self.book.begin(&begun, prompt);
+        self.drop_kept(&dropped);
+        let text = &prompt[..begun.reused_tokens];
+        if let Some((checkpoint, logits)) = loaded {
+            let added = self.book.add(start.place, text, Point::Within, !logits.is_empty());
+            self.drop_kept(&added.dropped);
+            if let Some(id) = added.id {
+                self.kept.insert(id, Kept { checkpoint, logits: logits.clone() });
+            }
+            self.trim();
+            let is_all = text.len() == prompt.len();
+            return Ok(Begun { reused_tokens: text.len(), logits: is_all.then_some(logits) });
+        }
+        let logits = match begun.how {
+            How::Return { mark } | How::Fork { mark, .. } if text.len() == prompt.len() => {
                 self.kept.get(&mark).map(|kept| kept.logits.clone())
             }
-            (Ok(()), _) => None,
-            (Err(error), _) => {
-                model.reset(sequence);
-                if !matches!(error, ModelError::StaleCheckpoint { .. }) {
-                    self.end(start.place, &[], true);
-                    return Err(error.into());
-                }
-                reused_tokens = 0;
-                None
-            }
+            _ => None,
         };
-        let how = if reused_tokens == 0 { How::Cold } else { start.how };
-        let dropped = self.book.begin(&Start { place: start.place, reused_tokens, how }, prompt);
-        self.drop_kept(&dropped);
-        Ok(Begun { reused_tokens, logits })
+        Ok(Begun { reused_tokens: text.len(), logits })
     }
 
     fn checkpoint(&self, mark: u64, start: &Start) -> Result<&Checkpoint, ModelError> {
@@ -127,9 +168,17 @@ impl Prefixes {
     }
 
     /// Points of a prompt after its first `from` tokens where a checkpoint is worth it, ascending; its end is the last one.
-    /// A turn ends after each of `turn_ends`.
-    pub fn stops(&self, prompt: &[u32], from: usize, turn_ends: &[u32]) -> Vec<(usize, Point)> {
-        stops::stops(prompt, from, turn_ends, self.options.every_tokens)
+    /// A turn ends after each of `turn_ends`. Others are dropped so that there is memory for these: all of them are then
+    /// [kept](Self::keep) or [handed over](Self::hand_over), or the place ends. There are none where nothing is to be kept.
+    pub fn stops(&mut self, place: usize, prompt: &[u32], from: usize, turn_ends: &[u32]) -> Vec<(usize, Point)> {
+        let every_tokens = self.options.every_tokens;
+        // One text does not cost all others theirs.
+        let most = self.book.budget() - self.book.budget() / 3;
+        let wanted = stops::stops(prompt, from, turn_ends, every_tokens, most);
+        let (room, dropped) = self.book.expect(place, wanted.len());
+        self.drop_kept(&dropped);
+        self.trim();
+        if room < wanted.len() { stops::stops(prompt, from, turn_ends, every_tokens, room) } else { wanted }
     }
 
     /// Keeps where the sequence of a place is, after the tokens of `text`; and the logits that the last one gave, so that a
@@ -164,13 +213,25 @@ impl Prefixes {
         Ok(())
     }
 
-    /// [`keep`](Self::keep) with a checkpoint that was taken within a pass, after the tokens of `text`.
-    pub fn keep_taken(&mut self, place: usize, text: &[u32], point: Point, checkpoint: Checkpoint) {
-        let added = self.book.add(place, text, point, false);
+    /// [`keep`](Self::keep) of a checkpoint that was taken on the way through a pass.
+    ///
+    /// # Panics
+    /// When it is of another number of tokens, or of none.
+    pub fn hand_over(
+        &mut self,
+        place: usize,
+        checkpoint: Checkpoint,
+        text: &[u32],
+        point: Point,
+        logits: Option<&[f32]>,
+    ) {
+        assert!(!text.is_empty() && checkpoint.tokens() == text.len(), "the text is that of the checkpoint");
+        let added = self.book.add(place, text, point, logits.is_some());
         self.drop_kept(&added.dropped);
         if let Some(id) = added.id.filter(|_| !added.is_there) {
-            self.kept.insert(id, Kept { checkpoint, logits: Vec::new() });
+            self.kept.insert(id, Kept { checkpoint, logits: logits.unwrap_or_default().to_vec() });
         }
+        self.trim();
     }
 
     /// A place is free again; its sequence stays as it is. `text` is what it has taken, and `is_whole` whether its state is
@@ -179,6 +240,44 @@ impl Prefixes {
     pub fn end(&mut self, place: usize, text: &[u32], is_whole: bool) {
         let dropped = self.book.end(place, text, is_whole);
         self.drop_kept(&dropped);
+    }
+
+    /// What is worth a file most and has none: roots, and the last prompt of each place. For when there is nothing else to
+    /// do, and before the program ends.
+    pub fn unsaved(&self) -> Option<Unsaved> {
+        let disk = self.disk.as_ref()?;
+        let is_worth_it = |mark: &&Mark| {
+            let is_long = mark.text.len() >= LEAST_SAVED_TOKENS;
+            is_long && mark.point != Point::Within && !self.refused.contains(&mark.id) && !disk.has(&mark.text)
+        };
+        let marks = self.book.marks.iter().filter(is_worth_it);
+        let of_place = |mark: &Mark| {
+            let is_last = |place: &usize| self.book.last_prompt(*place).is_none_or(|last| last.id == mark.id);
+            let place = match mark.point {
+                Point::Root => mark.holders.first(),
+                _ => mark.holders.iter().find(|place| is_last(place)),
+            };
+            place.map(|place| (mark.point == Point::Root, self.book.places[*place].used, mark.id, *place))
+        };
+        let (_, _, mark, place) = marks.filter_map(of_place).max()?;
+        Some(Unsaved { mark, place })
+    }
+
+    /// Writes a file, if all files may take so many bytes, and today's: else nothing is done. `sequence` is that of
+    /// [`Unsaved::place`].
+    ///
+    /// # Errors
+    /// When it cannot be written: it will not be tried again.
+    pub fn save(&mut self, model: &mut Model, unsaved: Unsaved, sequence: &Sequence) -> Result<(), EngineError> {
+        let mark = self.book.marks.iter().find(|mark| mark.id == unsaved.mark);
+        let (Some(disk), Some(mark), Some(kept)) = (&mut self.disk, mark, self.kept.get(&unsaved.mark)) else {
+            return Ok(());
+        };
+        let saved = disk.save(model, sequence, &kept.checkpoint, &mark.text, &kept.logits);
+        if !matches!(saved, Ok(true)) {
+            self.refused.push(unsaved.mark);
+        }
+        saved.map(|_| ())
     }
 
     /// Checkpoints.
@@ -199,8 +298,15 @@ impl Prefixes {
         self.spare.clear();
     }
 
+    /// Checkpoints that came with memory of their own take the place of dropped ones.
+    fn trim(&mut self) {
+        let most = self.book.budget().saturating_sub(self.kept.len() + self.book.coming());
+        self.spare.truncate(most);
+    }
+
     fn drop_kept(&mut self, dropped: &[u64]) {
         self.spare.extend(dropped.iter().filter_map(|id| self.kept.remove(id)));
+        self.refused.retain(|id| self.kept.contains_key(id));
     }
 }
 

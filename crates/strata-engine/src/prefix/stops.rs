@@ -7,14 +7,19 @@ const NEAREST_TOKENS: usize = 64;
 /// Ends of turns, from the last one back.
 const LAST_TURNS: usize = 2;
 
-/// Points of `prompt` after its first `from` tokens that are worth a checkpoint, ascending: the end of the first turn, the
-/// ends of the last turns, and going back from the end by `every_tokens`, twice that, four times, and so on. The end of the
-/// prompt is always the last one. A turn ends after each of `turn_ends`.
-pub(super) fn stops(prompt: &[u32], from: usize, turn_ends: &[u32], every_tokens: usize) -> Vec<(usize, Point)> {
+/// At most `most` points of `prompt` after its first `from` tokens that are worth a checkpoint, ascending. In the order of
+/// their importance: its end, the end of the first turn, the ends of the last turns, and going back from the end by
+/// `every_tokens`, twice that, four times, and so on. A turn ends after each of `turn_ends`.
+pub(super) fn stops(
+    prompt: &[u32],
+    from: usize,
+    turn_ends: &[u32],
+    every_tokens: usize,
+    most: usize,
+) -> Vec<(usize, Point)> {
     let end = prompt.len();
     let ends: Vec<usize> = (0..end).filter(|at| turn_ends.contains(&prompt[*at])).map(|at| at + 1).collect();
     let mut wanted = vec![(end, Point::Prompt)];
-    // In the order of their importance.
     wanted.extend(ends.first().filter(|_| ends.len() > 1).map(|at| (*at, Point::Root)));
     wanted.extend(ends.iter().rev().take(LAST_TURNS).map(|at| (*at, Point::Within)));
     let steps = (0..usize::BITS).map_while(|i| every_tokens.max(NEAREST_TOKENS).checked_mul(1 << i));
@@ -25,7 +30,7 @@ pub(super) fn stops(prompt: &[u32], from: usize, turn_ends: &[u32], every_tokens
         let is_alone = is_far(from) && stops.iter().all(|(other, _)| is_far(*other));
         // What many conversations have in common is worth it however short the question is.
         let is_new = point == Point::Prompt || is_alone || (point == Point::Root && at != end && is_far(from));
-        if at > from && is_new {
+        if at > from && is_new && stops.len() < most {
             stops.push((at, point));
         }
     }

@@ -10,27 +10,25 @@ use super::book::{Book, Mark, Point};
 /// Going back by so many tokens is as likely as going back by none.
 const NEAR_TOKENS: f64 = 256.0;
 
-/// The index of the mark of least worth, for a place that has just made one.
-pub(super) fn least(book: &Book, at: Option<usize>) -> usize {
-    let worth = |index: &usize| (guard(book, &book.marks[*index], at), worth(book, &book.marks[*index]));
-    let order = |a: &usize, b: &usize| {
-        let (a, b) = (worth(a), worth(b));
-        a.0.cmp(&b.0).then(a.1.total_cmp(&b.1))
-    };
-    (0..book.marks.len()).min_by(order).expect("there are too many marks")
+/// The index of the mark of least worth, for a place that has just made one or is to make some; and how much it is guarded
+/// nonetheless.
+pub(super) fn least(book: &Book, at: Option<usize>) -> (usize, u8) {
+    let all = book.marks.iter().enumerate().map(|(index, mark)| (index, guard(book, mark, at), worth(book, mark)));
+    let least = all.min_by(|a, b| a.1.cmp(&b.1).then(a.2.total_cmp(&b.2)));
+    least.map(|(index, guard, _)| (index, guard)).expect("there are too many marks")
 }
 
 /// 3: the last prompt of the place at hand ends here; 2: its text begins so; 1: it is where that prompt was gone on from, or
 /// another text at work ends or begins so; 0: none of these.
 fn guard(book: &Book, mark: &Mark, at: Option<usize>) -> u8 {
     let of = |place: usize| {
-        let end = last(book, place, |other| other.point == Point::Prompt).map_or(0, |last| last.text.len());
+        let end = book.last_prompt(place).map_or(0, |last| last.text.len());
         match mark.point {
             _ if !mark.holders.contains(&place) => 0,
             _ if mark.text.len() == end => 3,
             Point::Root => 2,
             // Who changes the last message goes back there.
-            _ => u8::from(last(book, place, |other| other.text.len() < end).is_some_and(|last| last.id == mark.id)),
+            _ => u8::from(book.last(place, |other| other.text.len() < end).is_some_and(|last| last.id == mark.id)),
         }
     };
     let is_at_work = |place: usize| book.places[place].is_busy && of(place) > 1;
@@ -38,12 +36,6 @@ fn guard(book: &Book, mark: &Mark, at: Option<usize>) -> u8 {
         0 => u8::from((0..book.places.len()).any(is_at_work)),
         guard => guard,
     }
-}
-
-/// The last of a place's marks of which something is true.
-fn last(book: &Book, place: usize, is_so: impl Fn(&Mark) -> bool) -> Option<&Mark> {
-    let all = book.marks.iter().filter(|mark| mark.holders.contains(&place) && is_so(mark));
-    all.max_by_key(|mark| mark.text.len())
 }
 
 fn worth(book: &Book, mark: &Mark) -> f64 {

@@ -101,6 +101,21 @@ impl Residency {
         self.remember_rows(0);
     }
 
+    /// Of each layer, the experts in the order of their last use.
+    pub(super) fn layers(&self) -> impl Iterator<Item = &[u32]> {
+        self.layers.iter().map(|layer| &layer.0[..])
+    }
+
+    /// Experts of a layer that are remembered.
+    pub(super) fn slots(&self) -> usize {
+        self.slots
+    }
+
+    /// Makes `ids` those of a layer, in the order of their last use.
+    pub(super) fn set_layer(&mut self, layer: usize, ids: Vec<u32>) {
+        self.layers[layer] = Recent(ids);
+    }
+
     /// A row of a layer was routed to `ids`, the largest weight first.
     fn touch(&mut self, layer: usize, ids: &[u32]) {
         self.layers[layer].touch(ids, self.slots);

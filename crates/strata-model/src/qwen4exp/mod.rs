@@ -21,6 +21,7 @@ mod reading;
 mod step;
 mod weights;
 mod workspace;
+mod written;
 
 use std::fs::File;
 use std::path::PathBuf;

@@ -21,7 +21,7 @@ use crate::host::text::{Ending, Next, Text};
 use crate::host::watch::{Doing, Now};
 use crate::host::{Event, Failure, FailureKind, HostOptions};
 use crate::prefix::{Point, PrefixOptions, Prefixes};
-use crate::{Drafts, Engine, EngineError, Session, Tokenizer};
+use crate::{Engine, EngineError, Session, Tokenizer};
 
 /// A prompt being read.
 struct Reader {
@@ -91,8 +91,6 @@ pub(super) struct Runner {
     /// By place; `None`: a request has it.
     sessions: Vec<Option<Session>>,
     prefixes: Prefixes,
-    /// The most checkpoints, those on their way among them.
-    checkpoints: usize,
     large: Option<Workspace>,
     small: Vec<Workspace>,
     /// Texts that are to be taken up again.
@@ -118,7 +116,11 @@ impl Runner {
     ) -> Result<Self, EngineError> {
         let parallel = options.parallel.max(1);
         let sessions = (0..parallel).map(|_| engine.new_session().map(Some)).collect::<Result<_, _>>()?;
-        let HostOptions { checkpoints, checkpoint_every_tokens: every_tokens, .. } = *options;
+        let (checkpoints, every_tokens) = (options.checkpoints, options.checkpoint_every_tokens);
+        let mut prefixes = Prefixes::new(parallel, PrefixOptions { checkpoints, every_tokens });
+        if let Some(disk) = &options.disk {
+            prefixes = prefixes.with_disk(engine.prefix_disk(disk.clone())?);
+        }
         let strip_rows = engine.options.model.strip_rows.min(engine.model.pass_tokens());
         // Steps, and what drafts and comparisons do for one text, are done in the model's own.
         let large = engine.model.take_workspace()?;
@@ -134,8 +136,7 @@ impl Runner {
             monitor,
             totals: Totals::default(),
             sessions,
-            prefixes: Prefixes::new(parallel, PrefixOptions { checkpoints, every_tokens }),
-            checkpoints,
+            prefixes,
             large: Some(large),
             small,
             again: VecDeque::new(),
@@ -148,7 +149,7 @@ impl Runner {
 
     /// Serves requests until no more will come.
     pub(super) fn run(&mut self) {
-        while self.turn() || self.desk.wait() {}
+        while self.turn() || self.save_prefix() || self.desk.wait() {}
     }
 
     /// One turn. `false`: there was nothing to do.
@@ -177,6 +178,7 @@ impl Runner {
 
     /// Ends the model's work: what was learned of its use is kept.
     pub(super) fn finish(mut self) -> Result<(), EngineError> {
+        while self.save_prefix() {}
         self.engine.save_usage()
     }
 
@@ -199,7 +201,7 @@ impl Runner {
 
     /// Chooses tokens until one needs a pass, which is proposed, or ends the text.
     fn choose(&mut self, writer: &mut Writer) -> Result<Option<Ending>, EngineError> {
-        let Writer { text, session, writing } = writer;
+        let Writer { text, session, writing, .. } = writer;
         let (vocabulary, context_tokens) = (self.engine.model.vocabulary(), self.engine.model.context_tokens());
         loop {
             let room = context_tokens - session.tokens.len();

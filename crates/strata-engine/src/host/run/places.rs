@@ -65,7 +65,8 @@ impl Runner {
         let start = self.prefixes.plan(prompt).expect("a free place");
         let place = start.place;
         let mut session = self.sessions[place].take().expect("a free place has its session");
-        let source = start.source().map(|place| self.sequence(place));
+        let (sessions, reading, writing) = (&self.sessions, &self.reading, &self.writing);
+        let source = start.source().map(|place| sequence(sessions, reading, writing, place));
         let begun = self.prefixes.begin(&mut self.engine.model, prompt, &start, &mut session.sequence, source);
         let begun = match begun {
             Ok(begun) => begun,
@@ -86,8 +87,12 @@ impl Runner {
             self.begin_writing(text, place, session, logits);
             return Ok(());
         }
+        let prompt = &text.request.prompt;
         let ids = prompt[reused_tokens..].to_vec();
-        let stops = self.stops(prompt, reused_tokens);
+        let mut stops: VecDeque<_> =
+            self.prefixes.stops(place, prompt, reused_tokens, self.tokenizer.end_of_turn_ids()).into();
+        // The end is kept when it is reached.
+        stops.retain(|(position, _)| *position < prompt.len());
         let small = if ids.len() <= self.strip_rows { self.small.pop() } else { None };
         let is_large = small.is_none();
         let workspace = small.or_else(|| self.large.take()).expect("who fits has one");
@@ -97,34 +102,7 @@ impl Runner {
         let reading = self.engine.model.begin_reading(sequence, ids, workspace, positions);
         let (tag, counted) = (self.served + rows, 0);
         self.reading.push(Reader { text, place, reading, is_large, rows, tag, counted, stops, tokens, window_start });
-        self.make_room();
         Ok(())
-    }
-
-    /// The sequence of a place, whoever has it.
-    fn sequence(&self, place: usize) -> &Sequence {
-        let reading = self.reading.iter().find(|reader| reader.place == place).map(|reader| reader.reading.sequence());
-        let writing = self.writing.iter().find(|writer| writer.place == place).map(|writer| &writer.session.sequence);
-        let free = self.sessions[place].as_ref().map(|session| &session.sequence);
-        reading.or(writing).or(free).expect("every place has a sequence")
-    }
-
-    /// Where within a prompt checkpoints are taken: at most half as many as there may be, the root first and then the last.
-    fn stops(&self, prompt: &[u32], from: usize) -> VecDeque<(usize, Point)> {
-        let mut stops = self.prefixes.stops(prompt, from, self.tokenizer.end_of_turn_ids());
-        // The end is kept when it is reached.
-        stops.retain(|(position, _)| *position < prompt.len());
-        while stops.len() > self.checkpoints / 2 {
-            let at = stops.iter().position(|(_, point)| *point != Point::Root).unwrap_or(0);
-            stops.remove(at);
-        }
-        stops.into()
-    }
-
-    /// Those on their way need memory, too.
-    fn make_room(&mut self) {
-        let coming: usize = self.reading.iter().map(|reader| reader.stops.len()).sum();
-        self.prefixes.shrink(self.checkpoints.saturating_sub(coming));
     }
 
     /// Keeps the checkpoints of a prompt that are complete.
@@ -133,10 +111,19 @@ impl Runner {
         for checkpoint in checkpoints {
             let reader = &mut self.reading[at];
             let (position, point) = reader.stops.pop_front().expect("it was asked for");
-            let (place, text) = (reader.place, reader.text.request.prompt[..position].to_vec());
-            self.make_room();
-            self.prefixes.keep_taken(place, &text, point, checkpoint);
+            let text = &reader.text.request.prompt[..position];
+            self.prefixes.hand_over(reader.place, checkpoint, text, point, None);
         }
+    }
+
+    /// With nothing else to do, writes a prefix that is worth it into a file. `false`: there is none.
+    pub(super) fn save_prefix(&mut self) -> bool {
+        let Some(unsaved) = self.prefixes.unsaved() else { return false };
+        let Some(session) = &self.sessions[unsaved.place] else { return false };
+        if let Err(error) = self.prefixes.save(&mut self.engine.model, unsaved, &session.sequence) {
+            eprintln!("strata: a prefix cannot be kept for later: {error}");
+        }
+        true
     }
 
     pub(super) fn put_back(&mut self, workspace: Workspace, is_large: bool) {
@@ -155,7 +142,6 @@ impl Runner {
         let (sequence, workspace) = self.engine.model.give_up_reading(reading);
         self.put_back(workspace, is_large);
         self.leave(place, Session { sequence, tokens, window_start }, false);
-        self.make_room();
     }
 
     /// A text is not written any further. Gives what became of its drafts.
@@ -180,4 +166,17 @@ impl Runner {
         self.prefixes.end(place, &session.tokens, is_whole);
         self.sessions[place] = Some(session);
     }
+}
+
+/// The sequence of a place, whoever has it.
+fn sequence<'a>(
+    sessions: &'a [Option<Session>],
+    reading: &'a [Reader],
+    writing: &'a [Writer],
+    place: usize,
+) -> &'a Sequence {
+    let reading = reading.iter().find(|reader| reader.place == place).map(|reader| reader.reading.sequence());
+    let writing = writing.iter().find(|writer| writer.place == place).map(|writer| &writer.session.sequence);
+    let free = sessions[place].as_ref().map(|session| &session.sequence);
+    reading.or(writing).or(free).expect("every place has a sequence")
 }

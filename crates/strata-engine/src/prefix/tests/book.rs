@@ -11,6 +11,8 @@ use super::*;
 enum Step {
     /// A prompt comes: of a text of some length, which is the same as other texts up to a place.
     Begin { text: usize, tokens: usize },
+    /// A busy place will make marks.
+    Expect { busy: usize, wanted: usize },
     /// A busy place keeps its text up to a part of it.
     Keep { busy: usize, part: f64, point: Point },
     /// A busy place ends, after some tokens of its own, or within its prompt.
@@ -21,9 +23,10 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let point = prop_oneof![Just(Point::Root), Just(Point::Within), Just(Point::Prompt)];
     let begin = (0usize..6, 1usize..60).prop_map(|(text, tokens)| Step::Begin { text, tokens });
     let keep = (0usize..4, 0.0..1.0, point).prop_map(|(busy, part, point)| Step::Keep { busy, part, point });
+    let expect = (0usize..4, 0usize..5).prop_map(|(busy, wanted)| Step::Expect { busy, wanted });
     let end = (0usize..4, 0usize..9, any::<bool>());
     let end = end.prop_map(|(busy, written, is_whole)| Step::End { busy, written, is_whole });
-    prop::collection::vec(prop_oneof![2 => begin, 3 => keep, 2 => end], 1..80)
+    prop::collection::vec(prop_oneof![2 => begin, 1 => expect, 3 => keep, 2 => end], 1..80)
 }
 
 /// Texts that branch: text `n` is that of `n / 2` for the first 10, 20, 30 tokens.
@@ -52,12 +55,13 @@ proptest! {
             match step {
                 Step::Begin { text: number, tokens } => {
                     let prompt = text(number, tokens);
-                    let start = book.choose(&prompt);
+                    let start = book.choose(&prompt, None);
                     prop_assert_eq!(start.is_none(), busy.len() == places);
                     let Some(start) = start else { continue };
                     prop_assert!(!busy.contains(&start.place) && start.reused_tokens <= prompt.len());
                     let mark = |id: u64| book.marks.iter().find(|mark| mark.id == id).unwrap().clone();
                     match start.how {
+                        How::Load { .. } => prop_assert!(false, "there are no files"),
                         How::Cold => prop_assert_eq!(start.reused_tokens, 0),
                         How::GoOn => {
                             prop_assert!(whole[start.place] && rows[start.place].len() < prompt.len());
@@ -89,9 +93,15 @@ proptest! {
                     let is_end = taken == rows[place].len();
                     let added = book.add(place, &rows[place][..taken].to_vec(), point, is_end);
                     prop_assert!(added.id.is_none_or(|id| !added.dropped.contains(&id)));
-                    if point == Point::Prompt && is_end && budget > 0 {
+                    if point == Point::Prompt && is_end && budget > book.coming() {
                         prop_assert!(added.id.is_some(), "the end of the prompt at hand is kept");
                     }
+                }
+                Step::Expect { busy: which, wanted } if !busy.is_empty() => {
+                    let place = busy[which % busy.len()];
+                    let others = book.coming() - book.coming_of(place);
+                    let (room, _) = book.expect(place, wanted);
+                    prop_assert!(room <= wanted && (room > 0 || wanted == 0 || others >= budget));
                 }
                 Step::End { busy: which, written, is_whole } if !busy.is_empty() => {
                     let place = busy.remove(which % busy.len());
@@ -103,7 +113,7 @@ proptest! {
                 }
                 _ => {}
             }
-            prop_assert!(book.marks.len() <= budget);
+            prop_assert!(book.marks.len() + book.coming() <= budget);
             for (text, holders, _) in marks(&book) {
                 prop_assert!(!holders.is_empty());
                 prop_assert!(holders.iter().all(|place| rows[*place].starts_with(&text)));
@@ -120,15 +130,16 @@ proptest! {
         prompt in prop::collection::vec(prop_oneof![1 => Just(END), 60 => Just(7u32)], 1..3000),
         from in 0.0..1.0,
         every_tokens in 1usize..3000,
+        most in 1usize..20,
     ) {
         let from = (from * prompt.len() as f64) as usize;
-        let stops = stops(&prompt, from, &[END], every_tokens);
+        let stops = stops(&prompt, from, &[END], every_tokens, most);
         prop_assert_eq!(stops.last(), Some(&(prompt.len(), Point::Prompt)));
         prop_assert!(stops[0].0 > from && stops.is_sorted_by(|a, b| a.0 < b.0));
         // Apart from each other, few, and each for a reason.
         let others: Vec<_> = stops.iter().filter(|stop| stop.1 != Point::Root).collect();
         prop_assert!(others.windows(2).all(|pair| pair[1].0 - pair[0].0 >= 64));
-        prop_assert!(stops.len() <= 16);
+        prop_assert!(stops.len() <= most.min(16));
         let every_tokens = every_tokens.max(64);
         for (at, point) in stops {
             let back = (prompt.len() - at) / every_tokens;
@@ -147,7 +158,7 @@ fn a_popular_root_is_not_given_up_while_anything_else_can_be() {
     let mut book = Book::new(2, 6);
     let root: Vec<u32> = (0..500).collect();
     let mut ask = |prompt: &[u32]| {
-        let start = book.choose(prompt).unwrap();
+        let start = book.choose(prompt, None).unwrap();
         book.begin(&start, prompt);
         if prompt.starts_with(&root) {
             book.add(start.place, &root, Point::Root, false);

@@ -126,7 +126,7 @@ fn a_prompt_that_was_stopped_is_gone_on_with_from_its_last_checkpoint() {
     let mut desk = Desk::new("longqsa", 2, PrefixOptions { checkpoints: 6, every_tokens: 64 }, |_| ());
     let prompt = opening(&desk, 1);
     let (place, _) = desk.begin(&prompt);
-    let stops = desk.prefixes.stops(&prompt, 0, &[END]);
+    let stops = desk.prefixes.stops(place, &prompt, 0, &[END]);
     let (first, point) = stops[0];
     let model = &mut desk.engine.model;
     model.forward(&mut desk.sequences[place], &prompt[..first], Rows::Last, &mut Vec::new(), &mut Unobserved).unwrap();

@@ -2,6 +2,7 @@
 
 mod book;
 mod chats;
+mod disk;
 
 use std::path::{Path, PathBuf};
 
@@ -46,6 +47,22 @@ impl Desk {
         Self { engine, prefixes: Prefixes::new(places, options), sequences, texts, cold }
     }
 
+    /// As if the program had ended and begun again.
+    fn restart(&mut self, disk: DiskOptions) {
+        let disk = self.engine.prefix_disk(disk).unwrap();
+        self.prefixes = Prefixes::new(self.sequences.len(), self.prefixes.options).with_disk(disk);
+        self.sequences.iter_mut().for_each(|sequence| self.engine.model.reset(sequence));
+        self.texts.iter_mut().for_each(Vec::clear);
+    }
+
+    /// Writes all that is worth a file.
+    fn save_all(&mut self) {
+        while let Some(unsaved) = self.prefixes.unsaved() {
+            let sequence = &self.sequences[unsaved.place];
+            self.prefixes.save(&mut self.engine.model, unsaved, sequence).unwrap();
+        }
+    }
+
     /// Tokens that look like a text, each turn with its own number.
     fn turn(&self, number: usize, tokens: usize) -> Vec<u32> {
         let vocabulary = self.engine.model.vocabulary();
@@ -78,7 +95,7 @@ impl Desk {
             return Read { place, reused_tokens, logits };
         }
         let mut logits = Vec::new();
-        for (stop, point) in self.prefixes.stops(prompt, reused_tokens, &[END]) {
+        for (stop, point) in self.prefixes.stops(place, prompt, reused_tokens, &[END]) {
             let ids = &prompt[self.texts[place].len()..stop];
             logits.clear();
             let sequence = &mut self.sequences[place];
@@ -140,8 +157,9 @@ impl Desk {
 
     /// What the books say is what the sequences can.
     fn check(&self) {
-        let Prefixes { options, book, kept, spare } = &self.prefixes;
-        assert!(kept.len() + spare.len() <= options.checkpoints, "{} and {}", kept.len(), spare.len());
+        let Prefixes { options, book, kept, spare, .. } = &self.prefixes;
+        let (kept_and_spare, coming) = (kept.len() + spare.len(), book.coming());
+        assert!(kept_and_spare + coming <= options.checkpoints, "{kept_and_spare} and {coming}");
         for mark in &book.marks {
             let Some(kept) = kept.get(&mark.id) else { panic!("a mark without a checkpoint") };
             assert_eq!(kept.checkpoint.tokens(), mark.text.len());
