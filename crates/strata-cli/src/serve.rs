@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use strata_engine::EngineOptions;
 use strata_engine::host::{Host, HostOptions};
+use strata_engine::prefix::DiskOptions;
 use strata_server::{Access, ServerOptions};
 
 use crate::error::CliError;
@@ -20,7 +21,11 @@ pub(crate) fn serve(flags: &ServeFlags) -> Result<(), CliError> {
     let (listener, is_local) = listen(flags)?;
     let access = access(flags, is_local)?;
     let path = setup::model_path(flags.model.model.as_deref())?;
-    let engine_options = EngineOptions { drafts: setup::drafts(&flags.drafts), ..setup::engine_options(&flags.engine) };
+    let engine_options = EngineOptions {
+        drafts: setup::drafts(&flags.drafts),
+        checkpoints: flags.checkpoints,
+        ..setup::engine_options(&flags.engine)
+    };
     let engine = setup::open_telling(&path, &engine_options)?;
     let described = setup::describe(&engine);
     let host_options = HostOptions {
@@ -29,6 +34,11 @@ pub(crate) fn serve(flags: &ServeFlags) -> Result<(), CliError> {
         stall_after: Duration::from_secs(flags.stall_s),
         checkpoints: flags.checkpoints,
         checkpoint_every_tokens: flags.checkpoint_every,
+        disk: flags.prefix_disk.clone().map(|folder| DiskOptions {
+            folder,
+            bytes: flags.prefix_disk_gb,
+            daily_bytes: DiskOptions::DAILY_BYTES,
+        }),
     };
     let host = Arc::new(Host::start(engine, host_options)?);
     if let Err(problem) = host.template() {

@@ -42,6 +42,12 @@ pub(crate) struct ServeFlags {
     /// In a long prompt, one is kept at least every so many tokens.
     #[arg(long, value_name = "TOKENS", default_value_t = 2048, value_parser = at_least_one)]
     pub(crate) checkpoint_every: usize,
+    /// Folder in which prefixes are kept for later runs. Texts are in it: who can read it can read them.
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) prefix_disk: Option<PathBuf>,
+    /// The most that this folder may hold; the longest unused go first.
+    #[arg(long, value_name = "GIB", default_value = "8", value_parser = super::gib)]
+    pub(crate) prefix_disk_gb: u64,
     /// The largest body of a request.
     #[arg(long, value_name = "MB", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) max_body_mb: u32,

@@ -70,7 +70,8 @@ async fn field_report_46_a_first_byte_comes_at_once_and_then_every_five_seconds(
         Server::new(|_| Ok(then_silence(vec![Event::Reading { prompt_tokens: 9, reused_tokens: 0, progress: 0.25 }])));
     let tools = json!([{ "type": "function", "function": { "name": "f" } }]);
     let body = json!({ "stream": true, "tools": tools, "messages": [{ "role": "user", "content": "Hi" }] });
-    let request = axum::http::Request::post("/v1/chat/completions").body(axum::body::Body::from(body.to_string())).unwrap();
+    let request =
+        axum::http::Request::post("/v1/chat/completions").body(axum::body::Body::from(body.to_string())).unwrap();
     let response = tower::ServiceExt::oneshot(server.router.clone(), request).await.unwrap();
     let mut frames = response.into_body().into_data_stream();
     let start = tokio::time::Instant::now();
