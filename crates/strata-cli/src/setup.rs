@@ -72,7 +72,6 @@ pub(crate) fn engine_options(flags: &EngineFlags) -> EngineOptions {
         route: route::route(flags.route.route),
         moce: route::moce(&flags.route),
         drafts: DraftOptions::default(),
-        checkpoints: 0,
         model: ModelOptions {
             context_tokens: flags.context,
             kv: flags.streaming.kv.map(kv),

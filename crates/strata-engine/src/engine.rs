@@ -148,8 +148,6 @@ pub struct EngineOptions {
     pub route: Route,
     /// How much [`Route::Cached`] prefers experts that are likely in memory.
     pub moce: MoceOptions,
-    /// Checkpoints that memory is planned for ([`crate::prefix`]).
-    pub checkpoints: usize,
     /// How the model is run. Tokens of context and of a pass, the slots of the arena and cache-aware routing are set by
     /// the plan and the options above.
     pub model: ModelOptions,
