@@ -74,7 +74,7 @@ pub(crate) fn is_time(seconds: f64) -> bool {
 }
 
 /// The key of a model: of the beginning of its files, which holds all metadata, and of samples of the rest.
-fn key(gguf: &Gguf) -> Result<Key, EngineError> {
+pub(crate) fn key(gguf: &Gguf) -> Result<Key, EngineError> {
     let mut hash = Sha256::new();
     let mut sample = vec![0; SAMPLE_BYTES as usize];
     for (index, file) in gguf.files().iter().enumerate() {
