@@ -48,7 +48,7 @@ pub use last_run::{LastRun, Took};
 pub use machine::{Conditions, Machine, Swap};
 pub use memory::{Group, Memory};
 pub use place::FilePlace;
-pub use plan::plan;
+pub use plan::{plan, plan_uncalibrated};
 pub use routes::{MoceOptions, Route, RouteReceipt};
 pub use speed::{Hits, Rates, Work};
 pub use strata_backend::{GdnForm, Isa, KvType, Operation, Profile, Spent};
