@@ -210,13 +210,9 @@ fn tags_and_characters_may_be_cut_at_every_byte() {
             for second in [first, (first + 1).min(answer.len()), answer.len()] {
                 let (mut detokenizer, mut parser) = (Detokenizer::new(true), parser(true, Some(format)));
                 let mut parts = Vec::new();
-                for bytes in [
-                    &answer[..0].as_bytes()[..],
-                    &answer.as_bytes()[..first],
-                    &answer.as_bytes()[first..second],
-                    &answer.as_bytes()[second..],
-                ] {
-                    parts.extend(parser.push(detokenizer.push_bytes(bytes)));
+                let bytes = answer.as_bytes();
+                for piece in [&bytes[..first], &bytes[first..second], &bytes[second..]] {
+                    parts.extend(parser.push(detokenizer.push_bytes(piece)));
                 }
                 parts.extend(parser.push(detokenizer.finish()));
                 parts.extend(parser.finish());

@@ -405,6 +405,8 @@ fn what_is_not_understood_is_an_error() {
     has(&error(&form(Form::JsonSchema(unknown))), &["JSON schema", "unevaluatedProperties"]);
     has(&error(&form(Form::JsonSchema(json!({ "$ref": "#/nowhere" })))), &["JSON schema", "nowhere"]);
     has(&error(&form(Form::JsonSchema(json!({ "type": "integer", "minimum": 2, "maximum": 1 })))), &["JSON schema"]);
+    let joined: Vec<_> = (0..50).map(|n| json!({ "pattern": format!("a.{{{n}}}b") })).collect();
+    has(&error(&form(Form::JsonSchema(json!({ "allOf": joined })))), &["allOf", "50", "8"]);
     has(&error(&form(Form::Regex("(?=a)b".to_owned()))), &["regular expression"]);
     has(&error(&form(Form::Regex("(a".to_owned()))), &["regular expression"]);
     has(&error(&form(Form::Lark("start: nothing".to_owned()))), &["Lark grammar", "nothing"]);

@@ -26,8 +26,11 @@ const MOST_GRAMMAR_BYTES: usize = 256 << 10;
 const MOST_REGEX_BYTES: usize = 16 << 10;
 /// Deepest nesting in a schema, a grammar or a regular expression: the library walks them recursively.
 const MOST_LEVELS: usize = 100;
-/// Longest that a grammar may take to be made ready. Real ones take milliseconds; the library's own limits leave some
-/// hostile ones hours.
+/// The most parts that all `allOf` (of more than one) and `patternProperties` of a schema with patterns may have: automata
+/// that must hold at once multiply, and the library does not count that work (measured: 8 take milliseconds, 50 more than 8 minutes).
+const MOST_JOINED: usize = 8;
+/// Longest that a grammar may take to be made ready. Real ones take milliseconds; the library's own limits do not
+/// reach all of its work.
 const LONGEST_WORK: Duration = Duration::from_secs(10);
 /// Grammars that were given up may still be worked on: a thread cannot be ended from outside. With so many, no others begin.
 const MOST_GIVEN_UP: usize = 2;
@@ -401,8 +404,37 @@ fn check_schema(what: &'static str, schema: &Value, most: usize) -> Result<usize
     if !is_within(schema, MOST_LEVELS) {
         return Err(FormError::TooDeep { what });
     }
+    let (mut joined, mut has_patterns) = (0, false);
+    count_joined(schema, &mut joined, &mut has_patterns);
+    if has_patterns && joined > MOST_JOINED {
+        let reason =
+            format!("`allOf` and `patternProperties` join {joined} parts, with patterns the most is {MOST_JOINED}");
+        return Err(FormError::Refused { what, reason });
+    }
     let len_bytes = schema.to_string().len();
     most.checked_sub(len_bytes).ok_or(FormError::TooLong { what, len_bytes, most })
+}
+
+/// Adds up what a schema joins, and looks for patterns.
+fn count_joined(schema: &Value, joined: &mut usize, has_patterns: &mut bool) {
+    match schema {
+        Value::Array(parts) => parts.iter().for_each(|part| count_joined(part, joined, has_patterns)),
+        Value::Object(keys) => {
+            for (key, value) in keys {
+                match (key.as_str(), value) {
+                    ("allOf", Value::Array(parts)) if parts.len() > 1 => *joined += parts.len(),
+                    ("patternProperties", Value::Object(parts)) => {
+                        *joined += parts.len();
+                        *has_patterns = true;
+                    }
+                    ("pattern", Value::String(_)) => *has_patterns = true,
+                    _ => {}
+                }
+                count_joined(value, joined, has_patterns);
+            }
+        }
+        _ => {}
+    }
 }
 
 fn is_within(value: &Value, levels: usize) -> bool {
