@@ -9,6 +9,7 @@ pub(crate) use self::doctor::{CalibrateFlags, DoctorFlags};
 pub(crate) use self::drafts::{DraftFlag, DraftFlags, NormFlag};
 pub(crate) use self::plan::{PlanFlags, gib};
 pub(crate) use self::probe::ProbeFlags;
+pub(crate) use self::pull::{ModelsFlags, PullFlags};
 pub(crate) use self::report::ReportFlags;
 pub(crate) use self::route::{RouteFlag, RouteFlags};
 pub(crate) use self::sim::{
@@ -21,6 +22,7 @@ mod doctor;
 mod drafts;
 mod plan;
 mod probe;
+mod pull;
 mod report;
 mod route;
 mod sim;
@@ -42,6 +44,10 @@ pub(crate) enum Command {
     Run(RunFlags),
     /// Talk with the model; it remembers what was said.
     Chat(ChatFlags),
+    /// Get a model from a hub (huggingface.co or a mirror).
+    Pull(PullFlags),
+    /// List the models that are here, and how they fit this machine.
+    Models(ModelsFlags),
     /// Show what a model file holds.
     Inspect(InspectFlags),
     /// Show how memory would be divided, and what prompts may expect of the drive.
@@ -87,7 +93,7 @@ pub(crate) enum Command {
 /// The model of a command.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct ModelFlags {
-    /// Model file (GGUF). Of a model in several files, any one of them.
+    /// Model file (GGUF), any one of several; or OWNER/REPO[:FILE] of a model that was pulled.
     #[arg(short, long, value_name = "FILE")]
     pub(crate) model: Option<PathBuf>,
 }

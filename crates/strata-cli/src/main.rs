@@ -11,14 +11,17 @@ mod doctor;
 mod error;
 mod exact;
 mod flags;
+mod hub;
 mod input;
 mod inspect;
 mod interrupt;
+mod models;
 mod note;
 mod plan;
 mod priority;
 mod probe;
 mod profile;
+mod pull;
 mod route;
 mod run;
 mod setup;
@@ -47,6 +50,8 @@ fn main() -> ExitCode {
     let result = match cli.command {
         Command::Run(flags) => run::run(&flags),
         Command::Chat(flags) => chat::chat(&flags),
+        Command::Pull(flags) => pull::pull(&flags),
+        Command::Models(flags) => models::models(&flags),
         Command::Inspect(flags) => inspect::inspect(&flags),
         Command::Plan(flags) => plan::plan(&flags),
         Command::Sim(flags) => sim::sim(&flags),

@@ -42,6 +42,14 @@ pub struct Rates {
 }
 
 impl Rates {
+    /// Those of a model file, if they were measured on this machine.
+    ///
+    /// # Errors
+    /// When the file is no GGUF file, or is damaged.
+    pub fn of(path: &Path) -> Result<Option<Self>, EngineError> {
+        Ok(Self::load(&Gguf::open(path)?))
+    }
+
     pub(crate) fn load(gguf: &Gguf) -> Option<Self> {
         kept::load(gguf, KIND)
     }
