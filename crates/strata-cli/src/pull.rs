@@ -18,7 +18,7 @@ use crate::{interrupt, note};
 
 const HUB: &str = "https://huggingface.co";
 /// Bytes that one request asks for: what is lost of each connection when the program is killed.
-const PIECE_BYTES: u64 = 8 << 20;
+const PIECE_BYTES: u64 = 4 << 20;
 /// A minute in all, which a busy server or a network that changes takes.
 const PATIENCE: Patience = Patience { failures: 6, first_wait: Duration::from_secs(1), failed: 0 };
 /// How soon Ctrl-C is heeded, and the bar moves.

@@ -17,3 +17,6 @@ pub(crate) use self::names::{Choice, ModelName, choices, select};
 pub(crate) use self::place::{Part, Place};
 pub(crate) use self::problem::Problem;
 pub(crate) use self::remote::{Hub, RemoteFile};
+
+#[cfg(test)]
+mod tests;
