@@ -206,6 +206,9 @@ pub(crate) struct RunFlags {
 
 #[derive(Args, Debug)]
 pub(crate) struct ChatFlags {
+    /// Lines only, as for a pipe: no view of the whole terminal.
+    #[arg(long)]
+    pub(crate) plain: bool,
     /// What the model is told before the conversation.
     #[arg(long, value_name = "TEXT")]
     pub(crate) system: Option<String>,

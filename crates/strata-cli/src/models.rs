@@ -52,19 +52,19 @@ fn places(folder: Option<&Path>) -> Result<Vec<(String, PathBuf)>, CliError> {
     let mut found = Vec::new();
     for repo in hub::cache().iter().flat_map(hub::cached_repos) {
         for snapshot in &repo.snapshots {
-            let models = hub::models_in(snapshot);
+            let models = hub::models_in(snapshot, hub::DEPTH);
             let named = |model: &hub::Choice| (format!("{}:{}", repo.name, model.name()), snapshot.join(model.name()));
             found.extend(models.iter().map(named));
         }
     }
     if let Some(folder) = folder {
         fs::read_dir(folder).map_err(|error| CliError::Failed(format!("{}: {error}", folder.display())))?;
-        let paths = hub::models_in(folder).into_iter().map(|model| folder.join(model.name()));
+        let paths = hub::models_in(folder, hub::DEPTH).into_iter().map(|model| folder.join(model.name()));
         found.extend(paths.map(|path| (path.display().to_string(), path)));
     }
     // Folders below the current one may be anybody's.
-    let here = hub::models_in(Path::new("")).into_iter().filter(|model| !model.name().contains('/'));
-    found.extend(here.map(|model| (model.name().to_owned(), PathBuf::from(model.name()))));
+    let here = hub::models_in(Path::new("."), 0);
+    found.extend(here.iter().map(|model| (model.name().to_owned(), PathBuf::from(model.name()))));
     let mut seen = HashSet::new();
     found.retain(|(_, path)| seen.insert(path.canonicalize().unwrap_or_else(|_| path.clone())));
     Ok(found)

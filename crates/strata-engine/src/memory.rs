@@ -53,6 +53,11 @@ impl Memory {
         parse_kib(&fs::read_to_string("/proc/self/status").ok()?, "VmHWM")
     }
 
+    /// The memory that this process has in use, files that the system would drop among it.
+    pub fn rss_bytes() -> Option<u64> {
+        parse_kib(&fs::read_to_string("/proc/self/status").ok()?, "VmRSS")
+    }
+
     /// What another process has in use, without files that the system would drop.
     pub(crate) fn held_bytes(pid: u32) -> Option<u64> {
         let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;

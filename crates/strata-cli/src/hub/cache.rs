@@ -8,8 +8,8 @@ use hf_hub::{Cache, Repo};
 
 use super::{Choice, ModelName, choices, select};
 
-/// Folders below a snapshot that are looked through: repositories keep models in folders by type.
-const MOST_DEPTH: usize = 3;
+/// Folders in folders that are looked through: repositories keep models in folders by type.
+pub(crate) const DEPTH: usize = 3;
 
 /// The hub's folder of this user; `None`: the user has no home.
 fn home() -> Option<PathBuf> {
@@ -58,8 +58,8 @@ pub(crate) fn cached_repos(cache: &Cache) -> Vec<CachedRepo> {
     names.map(|name| CachedRepo::of(cache, name)).collect()
 }
 
-/// The models in a folder and the folders in it, by names below it.
-pub(crate) fn models_in(folder: &Path) -> Vec<Choice> {
+/// The models in a folder, and in folders at most `depth` deep in it, by names below it.
+pub(crate) fn models_in(folder: &Path, depth: usize) -> Vec<Choice> {
     fn collect(folder: &Path, below: &str, depth: usize, names: &mut Vec<String>) {
         for path in entries(folder) {
             let Some(name) = path.file_name().and_then(|name| name.to_str()) else { continue };
@@ -72,7 +72,7 @@ pub(crate) fn models_in(folder: &Path) -> Vec<Choice> {
         }
     }
     let mut names = Vec::new();
-    collect(folder, "", MOST_DEPTH, &mut names);
+    collect(folder, "", depth, &mut names);
     choices(names.iter().map(String::as_str))
 }
 
@@ -80,7 +80,7 @@ pub(crate) fn models_in(folder: &Path) -> Vec<Choice> {
 pub(crate) fn resolve(cache: &Cache, name: &ModelName) -> Result<PathBuf, String> {
     let mut candidates = Vec::new();
     for snapshot in CachedRepo::of(cache, name.repo.clone()).snapshots {
-        let models = models_in(&snapshot);
+        let models = models_in(&snapshot, DEPTH);
         match select(&models, name.file.as_deref()) {
             Ok(model) => return Ok(snapshot.join(model.name())),
             Err(models) => candidates.extend(models.iter().map(|model| format!("{}:{}", name.repo, model.name()))),

@@ -11,7 +11,7 @@ mod place;
 mod problem;
 mod remote;
 
-pub(crate) use self::cache::{cache, cached_repos, models_in, resolve, token};
+pub(crate) use self::cache::{DEPTH, cache, cached_repos, models_in, resolve, token};
 pub(crate) use self::fetch::{Fetch, Patience, fetch};
 pub(crate) use self::names::{Choice, ModelName, choices, select};
 pub(crate) use self::place::{Part, Place};
