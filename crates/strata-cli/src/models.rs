@@ -65,8 +65,11 @@ fn places(folder: Option<&Path>) -> Result<Vec<(String, PathBuf)>, CliError> {
     // Folders below the current one may be anybody's.
     let here = hub::models_in(Path::new("."), 0);
     found.extend(here.iter().map(|model| (model.name().to_owned(), PathBuf::from(model.name()))));
-    let mut seen = HashSet::new();
-    found.retain(|(_, path)| seen.insert(path.canonicalize().unwrap_or_else(|_| path.clone())));
+    // A file may be found in several ways, and what was pulled earlier may have been replaced at the hub.
+    let (mut paths, mut names) = (HashSet::new(), HashSet::new());
+    found.retain(|(name, path)| {
+        paths.insert(path.canonicalize().unwrap_or_else(|_| path.clone())) && names.insert(name.clone())
+    });
     Ok(found)
 }
 

@@ -5,15 +5,15 @@ use std::io::Write;
 use std::path::Path;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use strata_engine::Stop;
 
 use crate::error::CliError;
 use crate::flags::PullFlags;
-use crate::hub::{self, Fetch, Hub, ModelName, Part, Patience, Place, Problem, RemoteFile};
+use crate::hub::{self, Fetch, Hub, ModelName, Part, Patience, Place, Problem, RemoteFile, Seen};
 use crate::{interrupt, note};
 
 const HUB: &str = "https://huggingface.co";
@@ -23,6 +23,8 @@ const PIECE_BYTES: u64 = 4 << 20;
 const PATIENCE: Patience = Patience { failures: 6, first_wait: Duration::from_secs(1), failed: 0 };
 /// How soon Ctrl-C is heeded, and the bar moves.
 const TICK: Duration = Duration::from_millis(100);
+/// How often a log is told.
+const TELL_EVERY: Duration = Duration::from_secs(30);
 /// Space that is left free: a full drive is trouble for everybody.
 const SPARED_BYTES: u64 = 256 << 20;
 
@@ -56,7 +58,7 @@ impl Pull<'_> {
     async fn run(&self) -> Result<(), CliError> {
         let repo = &self.name.repo;
         let listing = self.until_stopped(self.hub.list(repo, PATIENCE), || {}).await?;
-        let listing = listing.map_err(|problem| self.failed(repo, &problem))?;
+        let listing = listing.map_err(|problem| CliError::Failed(self.told(repo, &problem)))?;
         let files = self.choose(&listing.files)?;
         let place = match &self.flags.folder {
             Some(folder) => Place::Folder(folder.clone()),
@@ -78,7 +80,7 @@ impl Pull<'_> {
                 self.get(&place, file, &listing.commit, &of).await?;
             }
         }
-        place.publish(&files).map_err(|problem| self.failed(repo, &problem))?;
+        place.publish(&files).map_err(|problem| CliError::Failed(self.told(repo, &problem)))?;
         writeln!(std::io::stdout(), "{}", place.path(files[0]).display())?;
         Ok(())
     }
@@ -113,7 +115,7 @@ impl Pull<'_> {
     /// Gets one file.
     async fn get(&self, place: &Place, file: &RemoteFile, commit: &str, of: &str) -> Result<(), CliError> {
         let path = place.part_path(file);
-        let here_bytes = Arc::new(AtomicU64::new(0));
+        let seen = Arc::<Seen>::default();
         let what = Fetch {
             hub: self.hub.clone(),
             url: self.hub.file_url(&self.name.repo, commit, &file.name),
@@ -121,7 +123,7 @@ impl Pull<'_> {
             connections: usize::from(self.flags.connections),
             piece_bytes: PIECE_BYTES,
             patience: PATIENCE,
-            here_bytes: Arc::clone(&here_bytes),
+            seen: Arc::clone(&seen),
         };
         let work = async {
             let mut part = Part::open(&path, file.len_bytes).await?;
@@ -129,12 +131,9 @@ impl Pull<'_> {
             part.check(file.sha256.as_deref())?;
             place.keep(file, part)
         };
-        let bar = ProgressBar::with_draw_target(Some(file.len_bytes), ProgressDrawTarget::stderr());
-        let template = "strata: {msg} {bar:24} {bytes} of {total_bytes}, {bytes_per_sec}, {eta} left";
-        bar.set_style(ProgressStyle::with_template(template).expect("a sound template"));
-        bar.set_message(format!("{}{of}", file.name));
-        let result = self.until_stopped(work, || bar.set_position(here_bytes.load(Ordering::Relaxed))).await;
-        bar.finish_and_clear();
+        let mut shown = Shown::new(format!("{}{of}", file.name), file.len_bytes);
+        let result = self.until_stopped(work, || shown.show(&seen)).await;
+        shown.bar.finish_and_clear();
         let kept = || match place.part_bytes(file) {
             0 => String::new(),
             kept => format!(
@@ -151,8 +150,7 @@ impl Pull<'_> {
                 Ok(())
             }
             Ok(Err(problem)) => {
-                let CliError::Failed(text) = self.failed(&file.name, &problem) else { unreachable!("of a problem") };
-                let kept = kept();
+                let (text, kept) = (self.told(&file.name, &problem), kept());
                 Err(CliError::Failed(if kept.is_empty() { text } else { format!("{text}\nstrata: {kept}") }))
             }
             Err(stopped) => {
@@ -176,9 +174,40 @@ impl Pull<'_> {
         }
     }
 
-    fn failed(&self, what: &str, problem: &Problem) -> CliError {
+    /// What went wrong with a file or a repository, and what to do.
+    fn told(&self, what: &str, problem: &Problem) -> String {
         let advice = problem.advice(self.hub.endpoint(), &self.name.repo, self.hub.has_token());
-        CliError::Failed(format!("{what}: {problem}: {advice}"))
+        format!("{what}: {problem}: {advice}")
+    }
+}
+
+/// The progress of a file: a bar for whoever looks at a terminal, a line now and then for a log.
+struct Shown {
+    what: String,
+    len_bytes: u64,
+    bar: ProgressBar,
+    told: Instant,
+}
+
+impl Shown {
+    fn new(what: String, len_bytes: u64) -> Self {
+        let bar = ProgressBar::with_draw_target(Some(len_bytes), ProgressDrawTarget::stderr());
+        let template = "strata: {msg} {bar:24} {bytes} of {total_bytes}, {bytes_per_sec}, {eta} left";
+        bar.set_style(ProgressStyle::with_template(template).expect("a sound template"));
+        bar.set_message(what.clone());
+        Self { what, len_bytes, bar, told: Instant::now() }
+    }
+
+    fn show(&mut self, seen: &Seen) {
+        let here_bytes = seen.here_bytes.load(Ordering::Relaxed);
+        self.bar.set_position(here_bytes);
+        if let Some(trouble) = seen.trouble.lock().expect("no panic").take() {
+            self.bar.suspend(|| note::line(format_args!("strata: {}: {trouble}: trying again", self.what)));
+        }
+        if self.bar.is_hidden() && self.told.elapsed() >= TELL_EVERY {
+            self.told = Instant::now();
+            note::line(format_args!("strata: {}: {:.2} of {:.2} GB", self.what, gb(here_bytes), gb(self.len_bytes)));
+        }
     }
 }
 

@@ -36,22 +36,34 @@ pub(super) fn talk(chat: &mut Chat) -> Result<(), CliError> {
     // Ends an answer; a signal ends the conversation, too.
     let stop = Stop::new(false);
     let mut last = None;
-    let (answered, shown) = interrupt::stoppable(|leave| {
+    let (answered, shown, is_signalled) = interrupt::stoppable(|leave| {
         let is_over = || leave.load(Ordering::Relaxed) || is_hung_up.load(Ordering::Relaxed);
         std::thread::scope(|scope| {
-            let screen = scope.spawn(|| Screen { view, ask, told, stop: &stop }.show(is_over));
-            let answered = answer_all(chat, &asked, &tell, &stop, &mut last);
-            // The screen may have gone already.
-            let _ = tell.send(Told::End);
-            (answered, screen.join())
+            let screen = scope.spawn(|| Screen { view, ask, told, stop: &stop }.show(&is_over));
+            let answered = {
+                let _ending = Ending(&tell);
+                answer_all(chat, &asked, &tell, &stop, &mut last)
+            };
+            (answered, screen.join(), is_over())
         })
     });
     if let Some(generated) = last {
         setup::save_generated(&chat.engine, "chat", &generated);
     }
     match shown {
+        Ok(Ok(())) if is_signalled => answered.and(Err(CliError::Interrupted)),
         Ok(shown) => answered.and(shown.map_err(terminal_failed)),
         Err(panic) => std::panic::resume_unwind(panic),
+    }
+}
+
+/// Ends the screen with whoever answers, a panic included: it is waited for.
+struct Ending<'a>(&'a Sender<Told>);
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        // The screen may have gone already.
+        let _ = self.0.send(Told::End);
     }
 }
 
@@ -140,13 +152,19 @@ struct Screen<'a> {
     stop: &'a Stop,
 }
 
+/// Ends the answer that is on its way with the screen, a panic included.
+impl Drop for Screen<'_> {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
 impl Screen<'_> {
-    /// Shows the conversation until the user leaves it, or it `is_over`. Ends an answer that is on its way.
+    /// Shows the conversation until the user leaves it, or it `is_over`.
     fn show(mut self, is_over: impl Fn() -> bool) -> io::Result<()> {
         // A panic of any thread brings the terminal back before it is told.
         let mut terminal = ratatui::try_init()?;
         let shown = execute!(io::stdout(), EnableBracketedPaste).and_then(|()| self.show_on(&mut terminal, is_over));
-        self.stop.store(true, Ordering::Relaxed);
         let restored = execute!(io::stdout(), DisableBracketedPaste).and(ratatui::try_restore());
         shown.and(restored)
     }

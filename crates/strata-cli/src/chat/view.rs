@@ -13,8 +13,7 @@ use crate::plan::gib;
 /// Columns of the panel of figures, and of a terminal that has room for it.
 const PANEL_COLUMNS: u16 = 30;
 const WIDE_COLUMNS: u16 = 80;
-const HELP: &str =
-    "Enter: send | Ctrl-C: stop | Ctrl-R: again | Up/Down: earlier | PgUp/PgDn: scroll | /clear | Ctrl-D: leave";
+const HELP: &str = "Enter send | ^C stop | ^R again | Up earlier | PgUp scroll | /clear | ^D leave";
 
 /// What the user asks of the conversation.
 #[derive(Debug, PartialEq)]
@@ -385,7 +384,7 @@ mod tests {
         let expected: Vec<_> = expected.iter().map(|(left, right)| format!("{left:<60}{right}")).collect();
         assert_eq!(rows[..12], expected);
         assert!(rows[12].starts_with("┌mini on cpu─") && rows[13].starts_with("│x "), "{rows:?}");
-        assert!(rows[15].starts_with("Enter: send | Ctrl-C: stop"));
+        assert!(rows[15].starts_with("Enter send | ^C stop"));
         // A narrow one has no panel.
         let rows = screen(&mut view, 40, 10);
         assert_eq!(

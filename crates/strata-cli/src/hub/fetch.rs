@@ -48,13 +48,21 @@ pub(crate) struct Fetch {
     pub(crate) connections: usize,
     pub(crate) piece_bytes: u64,
     pub(crate) patience: Patience,
-    /// Bytes that are here, for whoever shows them.
-    pub(crate) here_bytes: Arc<AtomicU64>,
+    pub(crate) seen: Arc<Seen>,
+}
+
+/// How it goes, for whoever shows it.
+#[derive(Default)]
+pub(crate) struct Seen {
+    /// Bytes that are here.
+    pub(crate) here_bytes: AtomicU64,
+    /// What went wrong last, and is tried again.
+    pub(crate) trouble: Mutex<Option<String>>,
 }
 
 /// Adds to a part what is missing.
 pub(crate) async fn fetch(what: Fetch, part: &mut Part) -> Result<(), Problem> {
-    what.here_bytes.store(part.len_bytes(), Ordering::Relaxed);
+    what.seen.here_bytes.store(part.len_bytes(), Ordering::Relaxed);
     let source = Arc::new(Source { what, link: Mutex::new(None), was_served: AtomicBool::new(false) });
     let (len_bytes, piece_bytes) = (source.what.len_bytes, source.what.piece_bytes);
     let mut next = part.len_bytes();
@@ -107,10 +115,17 @@ impl Source {
             if bytes.len() > had {
                 patience.failed = 0;
             }
-            if let Err(problem) = patience.wait(problem, self.was_served.load(Ordering::Relaxed)).await {
+            if let Err(problem) = self.wait(&mut patience, problem, self.was_served.load(Ordering::Relaxed)).await {
                 return (bytes, Some(problem));
             }
         }
+    }
+
+    async fn wait(&self, patience: &mut Patience, problem: Problem, was_served: bool) -> Result<(), Problem> {
+        if problem.may_pass(was_served) {
+            *self.what.seen.trouble.lock().expect("no panic") = Some(problem.to_string());
+        }
+        patience.wait(problem, was_served).await
     }
 
     /// Asks for a range once and adds what comes of it.
@@ -133,7 +148,7 @@ impl Source {
                 return Err(Problem::Different("the server sent more bytes than it was asked for".to_owned()));
             }
             bytes.extend_from_slice(&chunk);
-            self.what.here_bytes.fetch_add(chunk.len() as u64, Ordering::Relaxed);
+            self.what.seen.here_bytes.fetch_add(chunk.len() as u64, Ordering::Relaxed);
         }
         match bytes.len() < end_len {
             true => Err(Problem::Connection("it ended early".to_owned())),
@@ -150,7 +165,7 @@ impl Source {
             if part.len_bytes() > had_bytes {
                 patience.failed = 0;
             }
-            patience.wait(problem, true).await?;
+            self.wait(&mut patience, problem, true).await?;
         }
     }
 
@@ -168,7 +183,7 @@ impl Source {
                 return Err(Problem::Different("the server sent more bytes than the hub lists".to_owned()));
             }
             part.append(new)?;
-            self.what.here_bytes.store(part.len_bytes(), Ordering::Relaxed);
+            self.what.seen.here_bytes.store(part.len_bytes(), Ordering::Relaxed);
         }
         match part.len_bytes() < self.what.len_bytes {
             true => Err(Problem::Connection("it ended early".to_owned())),

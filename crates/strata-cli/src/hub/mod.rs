@@ -12,7 +12,7 @@ mod problem;
 mod remote;
 
 pub(crate) use self::cache::{DEPTH, cache, cached_repos, models_in, resolve, token};
-pub(crate) use self::fetch::{Fetch, Patience, fetch};
+pub(crate) use self::fetch::{Fetch, Patience, Seen, fetch};
 pub(crate) use self::names::{Choice, ModelName, choices, select};
 pub(crate) use self::place::{Part, Place};
 pub(crate) use self::problem::Problem;

@@ -51,6 +51,8 @@ impl Hub {
         }
         let mut client = Client::builder()
             .user_agent(concat!("strata/", env!("CARGO_PKG_VERSION")))
+            // The newer protocol would send all pieces over one connection, at one connection's rate.
+            .http1_only()
             .connect_timeout(CONNECT_WITHIN)
             .read_timeout(READ_WITHIN);
         if matches!(url.host_str(), Some("127.0.0.1" | "localhost" | "[::1]")) {

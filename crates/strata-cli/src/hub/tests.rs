@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use super::*;
@@ -32,7 +32,7 @@ fn get_with_token(hub: &FakeHub, part: &Path, token: Option<&str>) -> (Result<()
         connections: CONNECTIONS,
         piece_bytes: PIECE as u64,
         patience: Patience { failures: 2, first_wait: Duration::from_millis(1), failed: 0 },
-        here_bytes: Arc::new(AtomicU64::new(0)),
+        seen: Arc::default(),
     };
     let work = async {
         let mut part = Part::open(part, LEN as u64).await?;
