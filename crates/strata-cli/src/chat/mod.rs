@@ -14,6 +14,7 @@ use crate::flags::ChatFlags;
 use crate::{interrupt, setup};
 
 pub(crate) fn chat(flags: &ChatFlags) -> Result<(), CliError> {
+    setup::check_sampling(&flags.sampling)?;
     interrupt::install()?;
     let path = setup::model_path(flags.model.model.as_deref())?;
     let engine_options = EngineOptions { drafts: setup::drafts(&flags.drafts), ..setup::engine_options(&flags.engine) };

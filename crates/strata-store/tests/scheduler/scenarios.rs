@@ -14,7 +14,7 @@ fn limits(layers: usize, slots: u32, depth: u32) -> Limits {
     Limits { record_bytes: vec![RECORD_BYTES; layers], experts: 10, top_k: 2, slots, depth }
 }
 
-fn scheduler(slots: u32, depth: u32, hot: &[(u32, u32)]) -> Scheduler {
+pub(crate) fn scheduler(slots: u32, depth: u32, hot: &[(u32, u32)]) -> Scheduler {
     let hot: Vec<_> = hot.iter().map(|(layer, index)| id(*layer, *index)).collect();
     Scheduler::new(limits(4, slots, depth), &hot).unwrap()
 }
@@ -23,25 +23,25 @@ fn id(layer: u32, index: u32) -> ExpertId {
     ExpertId { layer, index }
 }
 
-fn demands(all: &[(u32, u32)]) -> Vec<Demand> {
+pub(crate) fn demands(all: &[(u32, u32)]) -> Vec<Demand> {
     all.iter().map(|(expert, tokens)| Demand { expert: *expert, tokens: *tokens }).collect()
 }
 
 /// All reads that can be started, not yet done.
-fn reads(scheduler: &mut Scheduler) -> Vec<Read> {
+pub(crate) fn reads(scheduler: &mut Scheduler) -> Vec<Read> {
     std::iter::from_fn(|| scheduler.next_read()).collect()
 }
 
-fn order(reads: &[Read]) -> Vec<(Class, u32, u32)> {
+pub(crate) fn order(reads: &[Read]) -> Vec<(Class, u32, u32)> {
     reads.iter().map(|read| (read.class, read.expert.layer, read.expert.index)).collect()
 }
 
-fn finish(scheduler: &mut Scheduler, reads: &[Read]) {
+pub(crate) fn finish(scheduler: &mut Scheduler, reads: &[Read]) {
     reads.iter().for_each(|read| scheduler.read_done(read.slot));
 }
 
 /// Reads and hands out all of the closed layer, gives it back; the experts in that order.
-fn serve(scheduler: &mut Scheduler, layer: u32) -> Vec<u32> {
+pub(crate) fn serve(scheduler: &mut Scheduler, layer: u32) -> Vec<u32> {
     let mut served = Vec::new();
     while scheduler.outstanding() > 0 {
         let started = reads(scheduler);
@@ -58,7 +58,7 @@ fn serve(scheduler: &mut Scheduler, layer: u32) -> Vec<u32> {
 }
 
 /// One layer from demand to the end.
-fn layer(scheduler: &mut Scheduler, layer: u32, experts: &[u32]) -> Vec<u32> {
+pub(crate) fn layer(scheduler: &mut Scheduler, layer: u32, experts: &[u32]) -> Vec<u32> {
     let all: Vec<_> = experts.iter().map(|expert| (*expert, 1)).collect();
     scheduler.demand(layer, &demands(&all)).unwrap();
     scheduler.close(layer);
@@ -684,7 +684,7 @@ fn single(s: &mut Scheduler, idle_records: f64, forecast: &[u32], demand: &[u32]
 }
 
 /// One layer from demand to the end, told something before it is closed.
-fn layer_with(s: &mut Scheduler, layer: u32, experts: &[u32], tell: impl FnOnce(&mut Scheduler)) {
+pub(crate) fn layer_with(s: &mut Scheduler, layer: u32, experts: &[u32], tell: impl FnOnce(&mut Scheduler)) {
     let all: Vec<_> = experts.iter().map(|expert| (*expert, 1)).collect();
     s.demand(layer, &demands(&all)).unwrap();
     tell(s);
