@@ -129,7 +129,7 @@ impl Pull<'_> {
             let mut part = Part::open(&path, file.len_bytes).await?;
             hub::fetch(what, &mut part).await?;
             part.check(file.sha256.as_deref())?;
-            place.keep(file, part)
+            place.keep(file, &part)
         };
         let mut shown = Shown::new(format!("{}{of}", file.name), file.len_bytes);
         let result = self.until_stopped(work, || shown.show(&seen)).await;

@@ -32,14 +32,14 @@ pub(super) fn talk(chat: &mut Chat) -> Result<(), CliError> {
     let view = View::new(model, chat.engine.model().context_tokens(), chat.engine.plan().total_bytes());
     let progress = tell.clone();
     chat.engine.on_prompt_progress(move |done| drop(progress.send(Told::Reading(done))));
-    let is_hung_up = hang_up_flag().map_err(terminal_failed)?;
+    let is_hung_up = hang_up_flag().map_err(|error| terminal_failed(&error))?;
     // Ends an answer; a signal ends the conversation, too.
     let stop = Stop::new(false);
     let mut last = None;
     let (answered, shown, is_signalled) = interrupt::stoppable(|leave| {
         let is_over = || leave.load(Ordering::Relaxed) || is_hung_up.load(Ordering::Relaxed);
         std::thread::scope(|scope| {
-            let screen = scope.spawn(|| Screen { view, ask, told, stop: &stop }.show(&is_over));
+            let screen = scope.spawn(|| Screen { view, ask, told, stop: &stop }.show(is_over));
             let answered = {
                 let _ending = Ending(&tell);
                 answer_all(chat, &asked, &tell, &stop, &mut last)
@@ -52,7 +52,7 @@ pub(super) fn talk(chat: &mut Chat) -> Result<(), CliError> {
     }
     match shown {
         Ok(Ok(())) if is_signalled => answered.and(Err(CliError::Interrupted)),
-        Ok(shown) => answered.and(shown.map_err(terminal_failed)),
+        Ok(shown) => answered.and(shown.map_err(|error| terminal_failed(&error))),
         Err(panic) => std::panic::resume_unwind(panic),
     }
 }
@@ -67,7 +67,7 @@ impl Drop for Ending<'_> {
     }
 }
 
-fn terminal_failed(error: io::Error) -> CliError {
+fn terminal_failed(error: &io::Error) -> CliError {
     CliError::Failed(format!("the terminal: {error}: --plain shows lines only"))
 }
 

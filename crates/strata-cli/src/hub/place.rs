@@ -63,7 +63,7 @@ impl Place {
     }
 
     /// Gives a complete part its name.
-    pub(crate) fn keep(&self, file: &RemoteFile, part: Part) -> Result<(), Problem> {
+    pub(crate) fn keep(&self, file: &RemoteFile, part: &Part) -> Result<(), Problem> {
         let to = self.bytes_path(file);
         fs::rename(&part.path, &to).map_err(|error| Problem::file(&to, &error))
     }
