@@ -10,6 +10,7 @@ pub(crate) use self::doctor::{CalibrateFlags, DoctorFlags};
 pub(crate) use self::drafts::{DraftFlag, DraftFlags, NormFlag};
 pub(crate) use self::plan::{PlanFlags, gib};
 pub(crate) use self::probe::ProbeFlags;
+pub(crate) use self::pull::{ModelsFlags, PullFlags};
 pub(crate) use self::report::ReportFlags;
 pub(crate) use self::route::{RouteFlag, RouteFlags};
 pub(crate) use self::serve::ServeFlags;
@@ -24,6 +25,7 @@ mod drafts;
 mod idle;
 mod plan;
 mod probe;
+mod pull;
 mod report;
 mod route;
 mod serve;
@@ -62,6 +64,10 @@ pub(crate) enum Command {
     Chat(ChatFlags),
     /// Answer requests of programs: OpenAI's and Anthropic's APIs, and a web page.
     Serve(ServeFlags),
+    /// Get a model from a hub (huggingface.co or a mirror).
+    Pull(PullFlags),
+    /// List the models that are here, and how they fit this machine.
+    Models(ModelsFlags),
     /// Show what a model file holds.
     Inspect(InspectFlags),
     /// Show how memory would be divided, and what prompts may expect of the drive.
@@ -107,7 +113,7 @@ pub(crate) enum Command {
 /// The model of a command.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct ModelFlags {
-    /// Model file (GGUF). Of a model in several files, any one of them.
+    /// Model file (GGUF), any one of several; or OWNER/REPO[:FILE] of a model that was pulled.
     #[arg(short, long, value_name = "FILE")]
     pub(crate) model: Option<PathBuf>,
 }
@@ -220,6 +226,9 @@ pub(crate) struct RunFlags {
 
 #[derive(Args, Debug)]
 pub(crate) struct ChatFlags {
+    /// Lines only, as for a pipe: no view of the whole terminal.
+    #[arg(long)]
+    pub(crate) plain: bool,
     /// What the model is told before the conversation.
     #[arg(long, value_name = "TEXT")]
     pub(crate) system: Option<String>,

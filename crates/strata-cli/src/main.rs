@@ -12,14 +12,17 @@ mod doctor;
 mod error;
 mod exact;
 mod flags;
+mod hub;
 mod input;
 mod inspect;
 mod interrupt;
+mod models;
 mod note;
 mod plan;
 mod priority;
 mod probe;
 mod profile;
+mod pull;
 mod route;
 mod run;
 mod serve;
@@ -50,6 +53,8 @@ fn main() -> ExitCode {
         Command::Run(flags) => run::run(&flags),
         Command::Chat(flags) => chat::chat(&flags),
         Command::Serve(flags) => serve::serve(&flags),
+        Command::Pull(flags) => pull::pull(&flags),
+        Command::Models(flags) => models::models(&flags),
         Command::Inspect(flags) => inspect::inspect(&flags),
         Command::Plan(flags) => plan::plan(&flags),
         Command::Sim(flags) => sim::sim(&flags),

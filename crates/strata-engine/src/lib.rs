@@ -53,6 +53,7 @@ pub use plan::{plan, plan_uncalibrated};
 pub use routes::{MoceOptions, Route, RouteReceipt};
 pub use speed::{Hits, Rates, Work};
 pub use strata_backend::{GdnForm, Isa, KvType, Operation, Profile, Spent};
+pub use strata_gguf::split_name;
 pub use strata_kernels::peaks::Peak;
 pub use strata_kernels::{Arithmetic, Cpu};
 pub use strata_model::qwen4exp::{Lock, Moce, Options as ModelOptions, RouteCounts, RowsWhen, Streaming, StreamsNorm};

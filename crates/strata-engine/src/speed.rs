@@ -40,6 +40,16 @@ pub struct Rates {
     pub token_s: f64,
 }
 
+impl Rates {
+    /// Those of a model file, if they were measured on this machine.
+    ///
+    /// # Errors
+    /// When the file is no GGUF file, or is damaged.
+    pub fn of(path: &Path) -> Result<Option<Self>, EngineError> {
+        Ok(kept::load(&ModelFile::open(path)?))
+    }
+}
+
 impl Keep for Rates {
     const KIND: &str = "rates";
 
