@@ -11,6 +11,7 @@ use crate::{input, interrupt, note, run, setup};
 const HELP: &str = "/clear forgets the conversation, /exit (or Ctrl-D) ends it, Ctrl-C stops an answer";
 
 pub(crate) fn chat(flags: &ChatFlags) -> Result<(), CliError> {
+    setup::check_sampling(&flags.sampling)?;
     interrupt::install()?;
     let path = setup::model_path(flags.model.model.as_deref())?;
     let engine_options = EngineOptions { drafts: setup::drafts(&flags.drafts), ..setup::engine_options(&flags.engine) };

@@ -2,7 +2,8 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::error::ErrorKind;
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 
 pub(crate) use self::bench::{BenchCommand, DecodeFlags, KernelsFlags, PrefillFlags, TimingFlags};
 pub(crate) use self::doctor::{CalibrateFlags, DoctorFlags};
@@ -19,6 +20,7 @@ pub(crate) use self::streaming::{KvFlag, LockFlag, LookaheadFlag, PleFlag, Strea
 mod bench;
 mod doctor;
 mod drafts;
+mod idle;
 mod plan;
 mod probe;
 mod report;
@@ -34,6 +36,20 @@ mod streaming;
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
+}
+
+impl Cli {
+    /// The command line of this process.
+    ///
+    /// # Errors
+    /// When it makes no sense, or asks for help; also when a flag on it would do nothing.
+    pub(crate) fn read() -> Result<Self, clap::Error> {
+        let matches = Self::command().try_get_matches()?;
+        match idle::problem(&matches) {
+            Some(problem) => Err(Self::command().error(ErrorKind::ArgumentConflict, problem)),
+            None => Self::from_arg_matches(&matches),
+        }
+    }
 }
 
 #[derive(Debug, Subcommand)]

@@ -30,13 +30,13 @@ mod trace;
 
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser};
+use clap::CommandFactory;
 
 use crate::error::CliError;
 use crate::flags::{BenchCommand, Cli, Command, EvalCommand, TraceCommand};
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let cli = match Cli::read() {
         Ok(cli) => cli,
         Err(error) => {
             // Help and version are answers; a reader that went away is no reason to complain.

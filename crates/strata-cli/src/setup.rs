@@ -8,7 +8,7 @@ use clap::ValueEnum;
 use strata_engine::running::{self, Other};
 use strata_engine::{
     Calibration, DraftKind, DraftOptions, Engine, EngineError, EngineOptions, GdnForm, Generated, Isa, KvType, Limit,
-    Lock, Lookahead, ModelOptions, Plan, RowsWhen, SamplerParams, Streaming, StreamsNorm,
+    Lock, Lookahead, ModelOptions, Plan, RowsWhen, Sampler, SamplerParams, Streaming, StreamsNorm,
 };
 
 use crate::error::CliError;
@@ -133,6 +133,7 @@ fn lookahead(flag: LookaheadFlag) -> Lookahead {
         LookaheadFlag::Off => Lookahead::Off,
         LookaheadFlag::Profile => Lookahead::Profile,
         LookaheadFlag::Router => Lookahead::Router,
+        LookaheadFlag::Router2 => Lookahead::Router2,
     }
 }
 
@@ -351,6 +352,12 @@ pub(crate) fn plan_line(plan: &Plan, path: &Path) -> String {
 pub(crate) fn describe(engine: &Engine) -> String {
     let name = engine.path().file_name().unwrap_or_default().display();
     format!("{name} on {}", engine.model().describe_backend())
+}
+
+/// Refuses what no token can be chosen by, before a model is opened.
+pub(crate) fn check_sampling(flags: &SamplingFlags) -> Result<(), CliError> {
+    let checked = Sampler::new(sampling(flags, SamplerParams::default()));
+    checked.map(|_| ()).map_err(|error| EngineError::from(error).into())
 }
 
 /// What the user gave, over what the model's makers recommend.

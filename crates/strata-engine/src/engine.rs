@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 
 use serde_json::json;
 use strata_backend::{Backend, BackendError, CpuBackend, Isa, Profile, ProfiledBackend, SharedProfile, UnavailableIsa};
-use strata_gguf::{Gguf, GgufError, Metadata, MetadataError, Optional};
+use strata_gguf::{GgufError, Metadata, MetadataError, Optional};
 use strata_kernels::Cpu;
 use strata_model::ModelError;
 use strata_model::qwen4exp::{Config, DECODE_ROWS, Lock, Model, Options as ModelOptions};
@@ -15,6 +15,7 @@ use strata_store::plan::{Limit, Plan, PlanError};
 use thiserror::Error;
 
 use crate::generate::OnProgress;
+use crate::kept::ModelFile;
 use crate::plan::plan_of;
 use crate::routes::KlSampler;
 use crate::running::{Entry, Turn};
@@ -186,7 +187,7 @@ pub struct Engine {
     path: PathBuf,
     plan: Plan,
     entry: Option<Entry>,
-    pub(crate) gguf: Gguf,
+    pub(crate) gguf: ModelFile,
     pub(crate) options: EngineOptions,
     profile: Option<SharedProfile>,
     pub(crate) on_progress: Option<OnProgress>,
@@ -217,7 +218,7 @@ impl Engine {
         options: &EngineOptions,
         on_plan: impl FnOnce(&Plan),
     ) -> Result<Self, EngineError> {
-        let gguf = Gguf::open(path)?;
+        let gguf = ModelFile::open(path)?;
         let mut options = options.clone();
         options.model.draft_head = options.drafts.open_head(&gguf, options.model.gdn_form)?;
         let turn = options.heeds_user_files.then(Turn::take);
@@ -247,7 +248,7 @@ impl Engine {
             options.model.streaming.lock = Lock::Off;
         }
         if plan.slots < plan.experts && options.model.streaming.usage.is_empty() {
-            options.model.streaming.usage = usage::load(&gguf);
+            options.model.streaming.usage = usage::load(&gguf, plan.experts, config.moe.experts as u64);
         }
         let model = Model::load(&gguf, backend, options.model.clone()).map_err(load)?;
         let path = path.to_owned();

@@ -43,7 +43,7 @@ pub use last_run::{LastRun, Took};
 pub use machine::{Conditions, Machine, Swap};
 pub use memory::{Group, Memory};
 pub use place::FilePlace;
-pub use plan::plan;
+pub use plan::{plan, plan_uncalibrated};
 pub use routes::{MoceOptions, Route, RouteReceipt};
 pub use sampling::{Sampler, SamplerParams, SamplingError};
 pub use speed::{Hits, Rates, Work};
