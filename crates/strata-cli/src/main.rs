@@ -2,7 +2,8 @@
 //!
 //! Owns: what a user types and sees. Refuses: to know how anything is computed.
 //!
-//! Exit codes: 0 done; 1 it failed, `parity` found a difference, or `doctor` something broken; 2 the command line is wrong; 130 stopped by Ctrl-C.
+//! Exit codes: 0 done; 1 it failed, `parity` found a difference, or `doctor` something broken; 2 the command line is wrong; 130 stopped by Ctrl-C
+//! (`serve`: by a second one; the first ends it well).
 
 mod bench;
 mod calibrate;
@@ -11,16 +12,20 @@ mod doctor;
 mod error;
 mod exact;
 mod flags;
+mod hub;
 mod input;
 mod inspect;
 mod interrupt;
+mod models;
 mod note;
 mod plan;
 mod priority;
 mod probe;
 mod profile;
+mod pull;
 mod route;
 mod run;
+mod serve;
 mod setup;
 mod sim;
 mod synth;
@@ -30,13 +35,13 @@ mod trace;
 
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser};
+use clap::CommandFactory;
 
 use crate::error::CliError;
 use crate::flags::{BenchCommand, Cli, Command, EvalCommand, TraceCommand};
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let cli = match Cli::read() {
         Ok(cli) => cli,
         Err(error) => {
             // Help and version are answers; a reader that went away is no reason to complain.
@@ -47,6 +52,9 @@ fn main() -> ExitCode {
     let result = match cli.command {
         Command::Run(flags) => run::run(&flags),
         Command::Chat(flags) => chat::chat(&flags),
+        Command::Serve(flags) => serve::serve(&flags),
+        Command::Pull(flags) => pull::pull(&flags),
+        Command::Models(flags) => models::models(&flags),
         Command::Inspect(flags) => inspect::inspect(&flags),
         Command::Plan(flags) => plan::plan(&flags),
         Command::Sim(flags) => sim::sim(&flags),

@@ -16,6 +16,7 @@ use strata_store::plan::{Limit, Plan, PlanError};
 use thiserror::Error;
 
 use crate::generate::OnProgress;
+use crate::kept::ModelFile;
 use crate::plan::plan_of;
 use crate::routes::KlSampler;
 use crate::running::{Entry, Turn};
@@ -190,7 +191,7 @@ pub struct Engine {
     path: PathBuf,
     plan: Plan,
     entry: Option<Entry>,
-    pub(crate) gguf: Gguf,
+    pub(crate) gguf: ModelFile,
     pub(crate) options: EngineOptions,
     profile: Option<SharedProfile>,
     pub(crate) on_progress: Option<OnProgress>,
@@ -232,7 +233,7 @@ impl Engine {
         on_plan: impl FnOnce(&Plan),
         load_model: impl FnOnce(&Gguf, Box<dyn Backend>, ModelOptions) -> Result<Model, ModelError>,
     ) -> Result<Self, EngineError> {
-        let gguf = Gguf::open(path)?;
+        let gguf = ModelFile::open(path)?;
         let mut options = options.clone();
         options.model.draft_head = options.drafts.open_head(&gguf, options.model.gdn_form)?;
         let turn = options.heeds_user_files.then(Turn::take);
@@ -262,7 +263,7 @@ impl Engine {
             options.model.streaming.lock = Lock::Off;
         }
         if plan.slots < plan.experts && options.model.streaming.usage.is_empty() {
-            options.model.streaming.usage = usage::load(&gguf);
+            options.model.streaming.usage = usage::load(&gguf, plan.experts, config.moe.experts as u64);
         }
         let model = load_model(&gguf, backend, options.model.clone()).map_err(load)?;
         let path = path.to_owned();

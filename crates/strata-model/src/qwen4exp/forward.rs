@@ -291,6 +291,7 @@ impl Model {
         let buffers = &mut workspace.buffers;
         let layer = layers.get(index).unwrap_or_else(|| &draft_head.as_ref().expect("a layer").layer);
         let next_router = layers.get(index + 1).map(|next| next.moe.router);
+        let early_router = layers.get(index + 2).map(|next| next.moe.router);
         let mut table = None;
         let mut module = None;
         if let Some(found) = ple {
@@ -374,6 +375,11 @@ impl Model {
                 backend.take_routes(ticket, &mut buffers.forecast)?;
                 if rows == 1 {
                     store.forecast_ranked(next, &buffers.forecast.ids);
+                    if let Some(router) = early_router.filter(|_| store.wants_early_forecast()) {
+                        let ticket = backend.forecast(room, strip.clone(), router, choices);
+                        backend.take_routes(ticket, &mut buffers.forecast)?;
+                        store.forecast_ranked(next + 1, &buffers.forecast.ids);
+                    }
                 } else {
                     store.forecast(next, buffers.demand.count(&buffers.forecast.ids, config.moe.experts));
                 }

@@ -254,6 +254,7 @@ impl Model {
         let files = all_files(gguf, options.draft_head.as_ref())?;
         let store = streaming_store(files, backend.as_mut(), &options.streaming, parts.records.clone(), open)?;
         let store = store.recorded(options.timeline.clone());
+        let store = store.with_left_out(usize::from(options.draft_head.is_some()));
         Self::assemble(parts, backend, wrap(store), options)
     }
 

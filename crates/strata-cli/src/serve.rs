@@ -1,0 +1,114 @@
+//! `strata serve`: a model for other programs.
+
+use std::net::{TcpListener, ToSocketAddrs};
+use std::sync::Arc;
+use std::time::Duration;
+
+use strata_engine::EngineOptions;
+use strata_engine::host::{Host, HostOptions};
+use strata_engine::prefix::DiskOptions;
+use strata_server::{Access, ServerOptions};
+
+use crate::error::CliError;
+use crate::flags::ServeFlags;
+use crate::{input, note, setup};
+
+/// How long requests at work may go on when the server is asked to end.
+const GRACE: Duration = Duration::from_secs(30);
+
+pub(crate) fn serve(flags: &ServeFlags) -> Result<(), CliError> {
+    // What is wrong with the address or the keys is told before a model is loaded.
+    let (listener, is_local) = listen(flags)?;
+    let access = access(flags, is_local)?;
+    let path = setup::model_path(flags.model.model.as_deref())?;
+    let engine_options = EngineOptions {
+        drafts: setup::drafts(&flags.drafts),
+        checkpoints: flags.checkpoints,
+        ..setup::engine_options(&flags.engine)
+    };
+    let engine = setup::open_telling(&path, &engine_options)?;
+    let described = setup::describe(&engine);
+    let host_options = HostOptions {
+        parallel: flags.parallel,
+        queue: flags.queue,
+        stall_after: Duration::from_secs(flags.stall_s),
+        checkpoints: flags.checkpoints,
+        checkpoint_every_tokens: flags.checkpoint_every,
+        disk: flags.prefix_disk.clone().map(|folder| DiskOptions {
+            folder,
+            bytes: flags.prefix_disk_gb,
+            daily_bytes: DiskOptions::DAILY_BYTES,
+        }),
+    };
+    let host = Arc::new(Host::start(engine, host_options)?);
+    if let Err(problem) = host.template() {
+        note::line(format_args!("strata: warning: only /v1/completions can be answered: {problem}"));
+    }
+    let options = ServerOptions {
+        access,
+        name: flags.name.clone(),
+        body_bytes: (flags.max_body_mb as usize) << 20,
+        answer_time: flags.time_limit_s.map(Duration::from_secs),
+        ..ServerOptions::default()
+    };
+    let address = listener.local_addr().map_err(cannot_listen)?;
+    note::line(format_args!(
+        "strata: {described}, {} requests at a time, {} tokens of context each\nstrata: ready at http://{address}",
+        flags.parallel,
+        host.context_tokens(),
+    ));
+    let at_once = i32::from(CliError::Interrupted.exit_code());
+    strata_server::run(&host, listener, options, GRACE, at_once).map_err(cannot_listen)??;
+    note::line("strata: ended");
+    Ok(())
+}
+
+fn cannot_listen(error: std::io::Error) -> CliError {
+    CliError::Failed(format!("cannot take connections: {error}"))
+}
+
+/// Takes the address, and says whether only this machine can reach it.
+fn listen(flags: &ServeFlags) -> Result<(TcpListener, bool), CliError> {
+    let (host, port) = (flags.host.as_str(), flags.port);
+    let unknown = |why: &str| CliError::Usage(format!("--host {host} is no address of this machine: {why}"));
+    let addresses =
+        (host.trim_matches(['[', ']']), port).to_socket_addrs().map_err(|error| unknown(&error.to_string()))?;
+    let address = addresses.into_iter().next().ok_or_else(|| unknown("it has none"))?;
+    let is_local = address.ip().is_loopback();
+    let has_key = !flags.api_key.is_empty() || flags.api_key_file.is_some();
+    if !is_local && !has_key && !flags.insecure {
+        let text = format!(
+            "--host {host} lets other machines ask: give --api-key-file or --api-key, or --insecure if everybody may"
+        );
+        return Err(CliError::Usage(text));
+    }
+    let listener = TcpListener::bind(address).map_err(|error| {
+        let what_to_do = match error.kind() {
+            std::io::ErrorKind::AddrInUse => ": another program uses this port, choose one with --port",
+            std::io::ErrorKind::PermissionDenied => ": ports below 1024 need more rights, choose one with --port",
+            _ => "",
+        };
+        CliError::Failed(format!("cannot listen at {address}: {error}{what_to_do}"))
+    })?;
+    Ok((listener, is_local))
+}
+
+fn access(flags: &ServeFlags, is_local: bool) -> Result<Access, CliError> {
+    let mut api_keys = flags.api_key.clone();
+    if let Some(path) = &flags.api_key_file {
+        let text = input::text_file(path)?;
+        let keys = text.lines().map(str::trim).filter(|key| !key.is_empty());
+        api_keys.extend(keys.map(str::to_owned));
+        if api_keys.is_empty() {
+            return Err(CliError::Usage(format!("--api-key-file {}: it holds no key", path.display())));
+        }
+    }
+    if api_keys.iter().any(|key| key.trim().is_empty()) {
+        return Err(CliError::Usage("--api-key must not be empty".to_owned()));
+    }
+    let cors_origin = flags.cors_origin.as_ref().map(|origin| {
+        let value = origin.trim_end_matches('/').parse();
+        value.map_err(|_| CliError::Usage(format!("--cors-origin {origin} cannot be the origin of a page")))
+    });
+    Ok(Access { is_local_only: is_local && api_keys.is_empty(), api_keys, cors_origin: cors_origin.transpose()? })
+}

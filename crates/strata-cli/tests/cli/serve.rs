@@ -1,0 +1,135 @@
+//! `strata serve`, as a user starts and ends it.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, Command, ExitStatus, Stdio};
+
+use crate::command;
+
+fn strata(arguments: &[&str]) -> Command {
+    let mut command = command(&["serve", "--context", "512", "--parallel", "2"]);
+    command.args(arguments);
+    command.stderr(Stdio::piped()).stdout(Stdio::null());
+    command
+}
+
+struct Running {
+    child: Child,
+    address: String,
+    stderr: BufReader<std::process::ChildStderr>,
+}
+
+impl Running {
+    fn start(arguments: &[&str]) -> Self {
+        let mut child = strata(arguments).args(["--port", "0"]).spawn().unwrap();
+        let mut stderr = BufReader::new(child.stderr.take().unwrap());
+        let mut said = String::new();
+        loop {
+            let before = said.len();
+            assert!(stderr.read_line(&mut said).unwrap() > 0, "it ended: {said}");
+            if let Some((_, address)) = said[before..].split_once("ready at http://") {
+                let address = address.trim().to_owned();
+                assert!(said.contains("strata: plan: "), "{said}");
+                return Self { child, address, stderr };
+            }
+        }
+    }
+
+    fn send(&self, request: &str) -> TcpStream {
+        let mut stream = TcpStream::connect(&self.address).unwrap();
+        stream.write_all(request.as_bytes()).unwrap();
+        stream
+    }
+
+    fn post(&self, path: &str, headers: &str, body: &str) -> TcpStream {
+        let length = body.len();
+        self.send(&format!("POST {path} HTTP/1.1\r\nhost: localhost\r\n{headers}connection: close\r\ncontent-length: {length}\r\n\r\n{body}"))
+    }
+
+    fn end(mut self) -> (ExitStatus, String) {
+        let killed = Command::new("kill").args(["-TERM", &self.child.id().to_string()]).status().unwrap();
+        assert!(killed.success());
+        let mut said = String::new();
+        self.stderr.read_to_string(&mut said).unwrap();
+        (self.child.wait().unwrap(), said)
+    }
+}
+
+fn all(mut stream: TcpStream) -> String {
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    text
+}
+
+const CHAT: &str =
+    r#"{"messages": [{"role": "user", "content": "Once upon a time"}], "max_tokens": 8, "temperature": 0}"#;
+
+#[test]
+#[cfg(unix)]
+fn it_answers_and_ends_well() {
+    let running = Running::start(&[]);
+    let whole = all(running.post("/v1/chat/completions", "", CHAT));
+    assert!(whole.starts_with("HTTP/1.1 200"), "{whole}");
+    let content = |text: &str| text.split("\"content\":\"").nth(1).unwrap().split('"').next().unwrap().to_owned();
+    assert!(!content(&whole).is_empty());
+    // The same text, alone or in company, whole or as a stream.
+    let streamed = CHAT.replace("\"max_tokens\"", "\"stream\": true, \"max_tokens\"");
+    let streams: Vec<_> = (0..3).map(|_| running.post("/v1/chat/completions", "", &streamed)).collect();
+    for stream in streams {
+        let text = all(stream);
+        let joined: String = text.split("\"content\":\"").skip(1).map(|part| part.split('"').next().unwrap()).collect();
+        assert_eq!(joined, content(&whole), "{text}");
+        assert!(text.contains("data: [DONE]"), "{text}");
+    }
+    // An answer under way is finished before the end.
+    let long = CHAT.replace("\"max_tokens\": 8", "\"max_tokens\": 60");
+    let under_way = running.post("/v1/chat/completions", "", &long);
+    let mut first = [0; 12];
+    let poll =
+        running.post("/v1/chat/completions", "", &long.replace("\"max_tokens\"", "\"stream\": true, \"max_tokens\""));
+    (&poll).read_exact(&mut first).unwrap();
+    let (status, said) = running.end();
+    assert_eq!(status.code(), Some(0), "{said}");
+    assert!(said.contains("ending:") && said.trim_end().ends_with("strata: ended"), "{said}");
+    assert!(
+        said.contains("POST /v1/chat/completions 200") && !said.contains("Once"),
+        "a line a request, no texts: {said}"
+    );
+    assert!(all(under_way).contains("finish_reason"));
+    assert!(all(poll).contains("[DONE]"));
+}
+
+#[test]
+#[cfg(unix)]
+fn a_key_is_asked_for() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), "first\n\nsecond\n").unwrap();
+    let running = Running::start(&["--api-key-file", file.path().to_str().unwrap()]);
+    for (headers, status) in [("", 401), ("authorization: Bearer third\r\n", 401), ("x-api-key: second\r\n", 200)] {
+        let text = all(running.post(
+            "/v1/messages/count_tokens",
+            headers,
+            r#"{"model": "m", "messages": [{"role": "user", "content": "Hi"}]}"#,
+        ));
+        assert!(text.starts_with(&format!("HTTP/1.1 {status}")), "{headers}: {text}");
+    }
+    assert_eq!(running.end().0.code(), Some(0));
+}
+
+#[test]
+fn what_cannot_be_served_is_told_before_a_model_is_loaded() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    for (arguments, code, words) in [
+        (vec!["--port", &port], 1, "another program uses this port"),
+        (vec!["--host", "0.0.0.0", "--port", "0"], 2, "--api-key-file"),
+        (vec!["--host", "nowhere.invalid"], 2, "is no address of this machine"),
+        (vec!["--port", "0", "--api-key", ""], 2, "must not be empty"),
+        (vec!["--parallel", "0"], 2, "at least 1"),
+    ] {
+        let output = strata(&arguments).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(code), "{said}");
+        assert!(said.contains(words) && !said.contains("plan"), "{said}");
+    }
+}

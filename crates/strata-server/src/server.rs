@@ -1,0 +1,355 @@
+//! The router: which path leads where, and what every request goes through.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::{Extension, MatchedPath, Path, Request, State};
+use axum::http::{HeaderMap, HeaderValue, Method, header};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use serde_json::{Value, json};
+use tokio::sync::Semaphore;
+use tower_http::cors::CorsLayer;
+
+use crate::access::Access;
+use crate::answer::Answer;
+use crate::chat::Prepared;
+use crate::fields::Fields;
+use crate::metrics::Metrics;
+use crate::model::Model;
+use crate::problem::{Family, Kind, Problem};
+use crate::record::Record;
+use crate::{anthropic, body, chat, ids, openai, page, sse, tokens};
+
+/// How a server serves.
+#[derive(Clone, Debug)]
+pub struct ServerOptions {
+    /// Who may ask.
+    pub access: Access,
+    /// The name that clients are told; `None`: the model's own.
+    pub name: Option<String>,
+    /// The most bytes of a request's body.
+    pub body_bytes: usize,
+    /// The most time in which a request's head, and then its body, must arrive.
+    pub arrival_time: Duration,
+    /// The most time that an answer may take; `None`: no limit.
+    pub answer_time: Option<Duration>,
+    /// Whether each request is told on standard error.
+    pub is_logged: bool,
+}
+
+impl Default for ServerOptions {
+    fn default() -> Self {
+        Self {
+            access: Access::default(),
+            name: None,
+            body_bytes: 16 << 20,
+            arrival_time: Duration::from_secs(30),
+            answer_time: None,
+            is_logged: true,
+        }
+    }
+}
+
+/// Requests whose prompts are made at the same time: each may take a processor and much memory.
+const PREPARED_AT_ONCE: usize = 2;
+/// Time between two events of the status.
+const STATUS_EVERY: Duration = Duration::from_millis(500);
+
+/// What all requests share.
+pub(crate) struct Shared {
+    model: Model,
+    options: ServerOptions,
+    metrics: Arc<Metrics>,
+    /// Requests so far.
+    requests: AtomicU64,
+    preparing: Semaphore,
+    started: u64,
+}
+
+type App = State<Arc<Shared>>;
+type Records = Extension<Arc<Record>>;
+
+/// The APIs over a model.
+pub fn router(model: Model, options: ServerOptions) -> Router {
+    let metrics = Arc::new(Metrics::new(Arc::clone(&model.writer)));
+    let cors = options.access.cors_origin.clone().map(|origin| {
+        let headers = ["authorization", "content-type", "x-api-key", "anthropic-version", "anthropic-beta"];
+        CorsLayer::new()
+            .allow_origin(origin)
+            .allow_methods([Method::GET, Method::POST])
+            .allow_headers(headers.map(header::HeaderName::from_static))
+    });
+    let shared = Arc::new(Shared {
+        model,
+        options,
+        metrics,
+        requests: AtomicU64::new(0),
+        preparing: Semaphore::new(PREPARED_AT_ONCE),
+        started: ids::now(),
+    });
+    let router = Router::new()
+        .route("/v1/chat/completions", post(chat_completions))
+        .route("/v1/completions", post(completions))
+        .route("/v1/responses", post(responses))
+        .route("/v1/messages", post(messages))
+        .route("/v1/messages/count_tokens", post(count_tokens))
+        .route("/v1/models", get(models))
+        .route("/v1/models/{*id}", get(model_by_name))
+        .route("/tokenize", post(tokenize))
+        .route("/detokenize", post(detokenize))
+        .route("/health", get(|| async { Json(json!({ "status": "ok" })) }))
+        .route("/v1/status", get(status))
+        .route("/v1/status/events", get(status_events))
+        .route("/metrics", get(metrics_text))
+        .route("/openapi.json", get(openapi))
+        .merge(page::routes())
+        .fallback(|| async { Problem::new(Kind::NotFound, "there is no such path; /openapi.json lists all") })
+        .method_not_allowed_fallback(|| async { Problem::new(Kind::Method, "this path takes another method") })
+        .layer(from_fn_with_state(Arc::clone(&shared), admitted));
+    let router = match cors {
+        Some(cors) => router.layer(cors),
+        None => router,
+    };
+    router.layer(from_fn_with_state(Arc::clone(&shared), recorded)).with_state(shared)
+}
+
+/// Keeps a record of the request, and writes problems as its family of APIs does.
+async fn recorded(State(shared): App, mut request: Request, next: Next) -> Response {
+    let number = 1 + shared.requests.fetch_add(1, Ordering::Relaxed);
+    let family = Family::of(request.uri().path(), request.headers());
+    let path = request.extensions().get::<MatchedPath>().map_or("other", |path| path.as_str());
+    let method = request.method().as_str();
+    let record = Record::new(number, method, path, Arc::clone(&shared.metrics), shared.options.is_logged);
+    request.extensions_mut().insert(Arc::clone(&record));
+    let mut response = next.run(request).await;
+    if let Some(problem) = response.extensions_mut().remove::<Problem>() {
+        record.failed(&problem);
+        let headers = std::mem::take(response.headers_mut());
+        response = problem.response(family);
+        // What the layers between have added, such as CORS.
+        for (name, value) in headers.iter().filter(|(name, _)| name.as_str().starts_with("access-control-")) {
+            response.headers_mut().append(name, value.clone());
+        }
+    }
+    record.responded(response.status().as_u16());
+    let number = HeaderValue::from(number);
+    response.headers_mut().insert("x-request-id", number.clone());
+    response.headers_mut().insert("request-id", number);
+    response
+}
+
+/// Lets in who may ask.
+async fn admitted(State(shared): App, request: Request, next: Next) -> Response {
+    let path = request.uri().path();
+    match shared.options.access.check(path, request.headers()) {
+        Ok(()) => next.run(request).await,
+        Err(problem) => problem.into_response(),
+    }
+}
+
+impl Shared {
+    async fn body(&self, headers: &HeaderMap, body: Body) -> Result<Fields, Problem> {
+        let bytes = body::read(headers, body, self.options.body_bytes, self.options.arrival_time).await?;
+        Fields::parse(&bytes)
+    }
+
+    /// Runs what may take long where it holds up nobody.
+    async fn work<T: Send + 'static>(
+        self: &Arc<Self>,
+        work: impl FnOnce(&Model) -> Result<T, Problem> + Send + 'static,
+    ) -> Result<T, Problem> {
+        let broken = |_| Problem::new(Kind::Internal, "the server failed in reading the request");
+        let permit =
+            self.preparing.acquire().await.map_err(|_| Problem::new(Kind::Closing, "the server is closing"))?;
+        let shared = Arc::clone(self);
+        let done = tokio::task::spawn_blocking(move || work(&shared.model)).await.map_err(broken);
+        drop(permit);
+        done?
+    }
+
+    fn ask(&self, prepared: Prepared, record: Arc<Record>) -> Result<Answer, Problem> {
+        let events = self.model.writer.submit(prepared.request)?;
+        record.began();
+        Ok(Answer::new(events, prepared.parser, record, self.options.answer_time))
+    }
+
+    /// The name that a response gives the model: the one that was asked for, since clients compare.
+    fn name(&self, asked: Option<String>) -> String {
+        asked.unwrap_or_else(|| self.own_name().to_owned())
+    }
+
+    fn own_name(&self) -> &str {
+        self.options.name.as_ref().unwrap_or(&self.model.name)
+    }
+}
+
+async fn chat_completions(
+    State(shared): App,
+    Extension(record): Records,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, Problem> {
+    let fields = shared.body(&headers, body).await?;
+    let (request, prepared) = shared
+        .work(|model| {
+            let request = openai::chat::read(fields, model.sampling)?;
+            let prepared = chat::prepare(model, &request.conversation, &request.settings)?;
+            Ok((request, prepared))
+        })
+        .await?;
+    let answer = shared.ask(prepared, record)?;
+    let name = shared.name(request.model.clone());
+    let shape = openai::chat::Chat::new(&request, name, Arc::clone(&shared.model.tokenizer));
+    match request.is_streamed {
+        true => Ok(sse::response(answer, shape)),
+        false => Ok(Json(shape.whole(answer.whole().await?)).into_response()),
+    }
+}
+
+async fn completions(
+    State(shared): App,
+    Extension(record): Records,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, Problem> {
+    let fields = shared.body(&headers, body).await?;
+    let (request, prepared) = shared
+        .work(|model| {
+            let request = openai::completions::read(fields, model.sampling)?;
+            let prepared = chat::prepare_text(model, &request.prompt, &request.settings)?;
+            Ok((request, prepared))
+        })
+        .await?;
+    let answer = shared.ask(prepared, record)?;
+    let name = shared.name(request.model.clone());
+    let mut shape = openai::completions::Completion::new(&request, name, Arc::clone(&shared.model.tokenizer));
+    match request.is_streamed {
+        true => Ok(sse::response(answer, shape)),
+        false => Ok(Json(shape.whole(&answer.whole().await?)).into_response()),
+    }
+}
+
+async fn responses(
+    State(shared): App,
+    Extension(record): Records,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, Problem> {
+    let fields = shared.body(&headers, body).await?;
+    let (request, prepared) = shared
+        .work(|model| {
+            let request = openai::read_responses(fields, model.sampling)?;
+            let prepared = chat::prepare(model, &request.conversation, &request.settings)?;
+            Ok((request, prepared))
+        })
+        .await?;
+    let answer = shared.ask(prepared, record)?;
+    let name = shared.name(request.model.clone());
+    let mut shape = openai::Responses::new(&request, name, Arc::clone(&shared.model.tokenizer));
+    match request.is_streamed {
+        true => Ok(sse::response(answer, shape)),
+        false => Ok(Json(shape.whole(answer.whole().await?)).into_response()),
+    }
+}
+
+async fn messages(
+    State(shared): App,
+    Extension(record): Records,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, Problem> {
+    let fields = shared.body(&headers, body).await?;
+    let (request, prepared) = shared
+        .work(|model| {
+            let request = anthropic::read(fields, model.sampling, false)?;
+            let prepared = chat::prepare(model, &request.conversation, &request.settings)?;
+            Ok((request, prepared))
+        })
+        .await?;
+    let prompt_tokens = prepared.request.prompt.len();
+    let answer = shared.ask(prepared, record)?;
+    let shape = anthropic::Messages::new(&request, request.model.clone(), prompt_tokens);
+    match request.is_streamed {
+        true => Ok(sse::response(answer, shape)),
+        false => Ok(Json(shape.whole(answer.whole().await?)).into_response()),
+    }
+}
+
+async fn count_tokens(State(shared): App, headers: HeaderMap, body: Body) -> Result<Json<Value>, Problem> {
+    let fields = shared.body(&headers, body).await?;
+    let tokens = shared
+        .work(|model| {
+            let request = anthropic::read(fields, model.sampling, true)?;
+            Ok(chat::prompt(model, &request.conversation)?.len())
+        })
+        .await?;
+    Ok(Json(json!({ "input_tokens": tokens })))
+}
+
+async fn tokenize(State(shared): App, headers: HeaderMap, body: Body) -> Result<Json<Value>, Problem> {
+    let fields = shared.body(&headers, body).await?;
+    shared.work(|model| tokens::tokenize(fields, &model.tokenizer)).await.map(Json)
+}
+
+async fn detokenize(State(shared): App, headers: HeaderMap, body: Body) -> Result<Json<Value>, Problem> {
+    let fields = shared.body(&headers, body).await?;
+    shared.work(|model| tokens::detokenize(fields, &model.tokenizer)).await.map(Json)
+}
+
+/// The model, in the words of both families.
+fn model_json(shared: &Shared) -> Value {
+    let (name, context_tokens) = (shared.own_name(), shared.model.context_tokens);
+    json!({
+        "id": name,
+        "object": "model",
+        "type": "model",
+        "created": shared.started,
+        "owned_by": "strata",
+        "display_name": name,
+        "created_at": ids::date(shared.started),
+        "context_length": context_tokens,
+    })
+}
+
+async fn models(State(shared): App) -> Json<Value> {
+    let name = shared.own_name();
+    let data = [model_json(&shared)];
+    Json(json!({ "object": "list", "data": data, "has_more": false, "first_id": name, "last_id": name }))
+}
+
+async fn model_by_name(State(shared): App, Path(id): Path<String>) -> Result<Json<Value>, Problem> {
+    match id == shared.own_name() {
+        true => Ok(Json(model_json(&shared))),
+        false => Err(Problem::new(Kind::NotFound, "there is no such model; /v1/models lists all")),
+    }
+}
+
+async fn status(State(shared): App) -> Json<Value> {
+    Json(json!(shared.model.writer.status()))
+}
+
+async fn status_events(State(shared): App) -> Response {
+    let mut ticks = tokio::time::interval(STATUS_EVERY);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    sse::body(futures_util::stream::unfold((shared, ticks), |(shared, mut ticks)| async move {
+        ticks.tick().await;
+        let mut events = sse::Events::default();
+        events.data(&json!(shared.model.writer.status()));
+        Some((Ok(events.text()), (shared, ticks)))
+    }))
+}
+
+async fn metrics_text(State(shared): App) -> Result<Response, Problem> {
+    let text = shared.metrics.text().map_err(|_| Problem::new(Kind::Internal, "the figures cannot be written"))?;
+    let ty = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    Ok(([(header::CONTENT_TYPE, ty)], text).into_response())
+}
+
+async fn openapi() -> Response {
+    ([(header::CONTENT_TYPE, "application/json")], include_str!("../assets/openapi.json")).into_response()
+}
