@@ -134,7 +134,7 @@ async fn choices_and_forms_reach_the_host() {
     let server = Server::with(|request| Ok(says(request, &["x"])), THINKS, Default::default());
     let thinking = json!({ "type": "enabled", "budget_tokens": 1024 });
     assert_eq!(server.post(PATH, &ask(json!({ "thinking": thinking }))).await.status, 200);
-    assert_eq!(server.prompt(), "Hi|true");
+    assert_eq!(server.prompt(), "Hi|True");
 }
 
 #[tokio::test]

@@ -64,8 +64,9 @@ pub(crate) fn tokenizer() -> Arc<Tokenizer> {
 }
 
 /// A template that knows neither tools nor thinking.
-pub(crate) const PLAIN: &str = "{%- for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n\
-                                {%- endfor %}{%- if add_generation_prompt %}<|im_start|>assistant\n{%- endif %}";
+pub(crate) const PLAIN: &str = "{%- for m in messages %}\
+    {{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}\
+    {%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}";
 
 /// A server under test.
 pub(crate) struct Server {
