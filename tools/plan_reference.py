@@ -12,6 +12,7 @@ DENSE, STATE = 3_800_000_000, 117_669_888
 CACHE = {"f32": 50_688, "bf16": 26_112, "q8_0": 14_592}
 CONTEXT_TOKEN, STRIP, THREAD, PASS_TOKEN, ROOM = 16, 60_000_000, 2_000_000, 157_000, 18_000
 ROWS, ROW = 16, 90
+CHECKPOINT, LOGITS = 118_000_000, 248_320 * 4
 
 
 def pages(n):
@@ -21,19 +22,23 @@ def pages(n):
 SLOT = sum((pages(part) + 1) * PAGE for part in PARTS)
 
 
-def fixed(threads, context, cache):
+def fixed(threads, context, cache, texts):
+    sequences, side, steps, checkpoints = texts
     reserve = 256 * MIB + threads * 4 * MIB
     windows = 1024 * (pages(ROW) + 1) * PAGE
     rooms = (3 * threads - 1) * 256 * ROOM
     work = STRIP + threads * THREAD + rooms
-    return DENSE + STATE + context * (CACHE[cache] + CONTEXT_TOKEN) + work + windows + reserve
+    beside = (side + steps) * token() + steps * 2 * LOGITS + checkpoints * CHECKPOINT
+    context_bytes = context * (sequences * CACHE[cache] + CONTEXT_TOKEN)
+    return DENSE + sequences * STATE + context_bytes + work + windows + reserve + beside
 
 
 def token():
     return PASS_TOKEN + 2 * ROWS * ROW
 
 
-def plan(total=None, available=None, group=None, memory=None, arena=None, context=32768, pas=None, cache="bf16", threads=8):
+def plan(total=None, available=None, group=None, memory=None, arena=None, context=32768, pas=None, cache="bf16", threads=8,
+         texts=(1, 0, 0, 0)):
     smallest = 2 * TOP_K + DEPTH
     known = [n for n in (total, available, group) if n is not None]
     if arena is not None and arena // SLOT < smallest:
@@ -50,11 +55,11 @@ def plan(total=None, available=None, group=None, memory=None, arena=None, contex
         return "unknown"
     least = min(pas or 256, context)
     most = min(pas or 8192, context)
-    base, per = fixed(threads, context, cache), token()
+    base, per = fixed(threads, context, cache, texts), token()
     asked = None if arena is None else min(arena // SLOT, EXPERTS)
     needed = base + least * per + (asked or smallest) * SLOT
     if needed > budget:
-        best = next((c for c in range(context, 0, -1) if _needed(c, pas, cache, threads, asked or smallest) <= budget), None)
+        best = next((c for c in range(context, 0, -1) if _needed(c, pas, cache, threads, texts, asked or smallest) <= budget), None)
         return f"needs {needed} context {best}"
     room = budget - base
     slots = asked
@@ -76,8 +81,8 @@ def plan(total=None, available=None, group=None, memory=None, arena=None, contex
     return f"budget {budget} slots {slots} pass {tokens} total {base + tokens * per + slots * SLOT}"
 
 
-def _needed(context, pas, cache, threads, slots):
-    return fixed(threads, context, cache) + min(pas or 256, context) * token() + slots * SLOT
+def _needed(context, pas, cache, threads, texts, slots):
+    return fixed(threads, context, cache, texts) + min(pas or 256, context) * token() + slots * SLOT
 
 
 MACHINES = [
@@ -108,6 +113,9 @@ MACHINES = [
     ("unknown machine, memory of 16", dict(memory=16 * GIB)),
     ("unknown machine, arena of 8", dict(arena=8 * GIB)),
     ("all experts and a small pass", dict(memory=44 * GIB)),
+    ("four texts", dict(total=24 * GIB, available=21 * GIB, texts=(4, 3 * 256, 32, 8))),
+    ("sixteen texts", dict(total=64 * GIB, available=60 * GIB, texts=(16, 15 * 256, 128, 0))),
+    ("sixteen texts, 16 GB", dict(total=16 * GIB, available=13 * GIB, texts=(16, 15 * 256, 128, 16))),
     ("f32", dict(total=16 * GIB, available=13 * GIB, cache="f32")),
     ("q8_0", dict(total=16 * GIB, available=13 * GIB, cache="q8_0")),
     ("f32, 262144", dict(total=24 * GIB, available=21 * GIB, context=262144, cache="f32")),

@@ -177,6 +177,15 @@ pub struct Routes {
     pub weights: Vec<f32>,
 }
 
+/// Rows of a pass that continue one sequence.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// The rows.
+    pub rows: Range<usize>,
+    /// What the sequence keeps of a mixer.
+    pub state: StateId,
+}
+
 /// One expert of a group that is to be computed.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GroupEntry {
@@ -314,11 +323,12 @@ pub trait Backend: Send {
     /// Reads the streams: layer input and, where the layer has them, write weights.
     fn read_streams(&mut self, pass: PassId, rows: Range<usize>, layer: &HyperRead);
 
-    /// Runs a mixer over the rows' layer input, which continue the sequence of `state`.
+    /// Runs a mixer over the layer input of rows that follow one another: each run of them continues the sequence of its
+    /// own state. A run's results are the same bytes with others or without.
     ///
     /// # Errors
-    /// When the state has no room for so many tokens.
-    fn mix(&mut self, pass: PassId, rows: Range<usize>, mixer: &Mixer, state: StateId) -> Result<(), BackendError>;
+    /// When a state has no room for so many tokens; no state has changed then.
+    fn mix(&mut self, pass: PassId, runs: &[Run], mixer: &Mixer) -> Result<(), BackendError>;
 
     /// Adds the last output to the streams, by the write weights.
     fn write_streams(&mut self, pass: PassId, rows: Range<usize>);

@@ -13,7 +13,7 @@ use strata_store::{Area, Slot};
 
 use crate::{
     Backend, BackendError, Choice, DraftInput, ExpertShape, Field, GroupEntry, HyperRead, KvType, MatrixData, MatrixId,
-    Mixer, PassId, PassShape, Ple, Qsa, Routes, SavedState, SharedExpert, StateId, StatePart, StateShape, Ticket,
+    Mixer, PassId, PassShape, Ple, Qsa, Routes, Run, SavedState, SharedExpert, StateId, StatePart, StateShape, Ticket,
     VectorId,
 };
 
@@ -353,15 +353,15 @@ impl Backend for ProfiledBackend {
         self.operation(Operation::ReadStreams, |inner| inner.read_streams(pass, rows, layer));
     }
 
-    fn mix(&mut self, pass: PassId, rows: Range<usize>, mixer: &Mixer, state: StateId) -> Result<(), BackendError> {
+    fn mix(&mut self, pass: PassId, runs: &[Run], mixer: &Mixer) -> Result<(), BackendError> {
         let operation = match mixer {
             Mixer::Gdn(_) => Operation::MixGdn,
             Mixer::Qsa(_) => Operation::MixQsa,
         };
-        if rows.start == 0 {
+        if runs.first().is_some_and(|run| run.rows.start == 0) {
             self.profile().layers += 1;
         }
-        self.operation(operation, |inner| inner.mix(pass, rows, mixer, state))
+        self.operation(operation, |inner| inner.mix(pass, runs, mixer))
     }
 
     fn write_streams(&mut self, pass: PassId, rows: Range<usize>) {

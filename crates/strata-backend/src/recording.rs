@@ -9,7 +9,7 @@ use strata_store::{Area, ExpertId, Slot};
 
 use crate::{
     Backend, BackendError, Choice, DraftInput, ExpertShape, Field, GroupEntry, HyperRead, KvType, MatrixData, MatrixId,
-    Mixer, PassId, PassShape, Ple, Qsa, Routes, SavedState, SharedExpert, StateId, StatePart, StateShape, Ticket,
+    Mixer, PassId, PassShape, Ple, Qsa, Routes, Run, SavedState, SharedExpert, StateId, StatePart, StateShape, Ticket,
     VectorId,
 };
 
@@ -233,11 +233,13 @@ impl Backend for RecordingBackend {
         self.call(Call::ReadStreams { rows });
     }
 
-    fn mix(&mut self, _pass: PassId, rows: Range<usize>, mixer: &Mixer, state: StateId) -> Result<(), BackendError> {
-        self.call(match mixer {
-            Mixer::Gdn(_) => Call::MixGdn { rows, state },
-            Mixer::Qsa(_) => Call::MixQsa { rows, state },
-        });
+    fn mix(&mut self, _pass: PassId, runs: &[Run], mixer: &Mixer) -> Result<(), BackendError> {
+        for Run { rows, state } in runs.iter().cloned() {
+            self.call(match mixer {
+                Mixer::Gdn(_) => Call::MixGdn { rows, state },
+                Mixer::Qsa(_) => Call::MixQsa { rows, state },
+            });
+        }
         Ok(())
     }
 

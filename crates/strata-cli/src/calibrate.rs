@@ -5,12 +5,12 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 use strata_engine::bench::Decode;
-use strata_engine::{Calibration, EngineError, EngineOptions, Plan, SizeTiming, plan as plan_memory};
+use strata_engine::{Calibration, EngineError, EngineOptions, Plan, SizeTiming, plan_uncalibrated};
 
 use crate::error::CliError;
 use crate::flags::CalibrateFlags;
 use crate::plan::gib;
-use crate::{bench, interrupt, note, setup};
+use crate::{bench, input, interrupt, note, setup};
 
 /// Parts of the planned arena that are tried, in hundredths.
 const SHARES: [u64; 3] = [60, 80, 100];
@@ -29,12 +29,13 @@ pub(crate) fn calibrate(flags: &CalibrateFlags) -> Result<(), CliError> {
     interrupt::install()?;
     let options = setup::engine_options(&flags.engine);
     // What was found before is no limit of what is tried now.
-    let plan = plan_memory(&path, &EngineOptions { heeds_user_files: false, ..options.clone() }, None)?;
+    let plan = plan_uncalibrated(&path, &options).map_err(setup::plan_failed)?;
     let arenas = match flags.sizes.is_empty() {
         true if plan.slots == plan.experts => return nothing_to_find(flags, &plan),
         true => SHARES.iter().map(|share| plan.arena_bytes / 100 * share).collect(),
         false => flags.sizes.clone(),
     };
+    let text = flags.text.as_deref().map(input::text_file).transpose()?;
     let mut sizes: Vec<SizeTiming> = Vec::new();
     for arena_bytes in arenas {
         // As the plan would cut it: whole slots, as many as are needed and no more than there are experts.
@@ -50,8 +51,8 @@ pub(crate) fn calibrate(flags: &CalibrateFlags) -> Result<(), CliError> {
             if turn % 2 == 0 { (0..sizes.len()).collect() } else { (0..sizes.len()).rev().collect() };
         for at in order {
             let size = &mut sizes[at];
-            let seconds =
-                time(flags, &path, &EngineOptions { arena_bytes: Some(size.arena_bytes), ..options.clone() })?;
+            let options = EngineOptions { arena_bytes: Some(size.arena_bytes), ..options.clone() };
+            let seconds = time(flags, text.as_deref(), &path, &options)?;
             note::line(format_args!(
                 "arena {:.2} GiB, run {} of {}: {:.2} tok/s",
                 gib(size.arena_bytes),
@@ -63,16 +64,18 @@ pub(crate) fn calibrate(flags: &CalibrateFlags) -> Result<(), CliError> {
         }
     }
     let found = Calibration::choose(flags.tokens, sizes).expect("a size that was timed");
-    found.save(&path)?;
-    tell(flags, &plan, &found)
+    // It took long: it is shown even if it cannot be kept.
+    let saved = found.save(&path);
+    tell(flags, &plan, &found, saved.is_ok())?;
+    Ok(saved?)
 }
 
 /// Seconds of one run in an arena of its own, after a prompt of another text, so that memory and the hot set are those of a
 /// model that has been at work.
-fn time(flags: &CalibrateFlags, path: &Path, options: &EngineOptions) -> Result<f64, CliError> {
+fn time(flags: &CalibrateFlags, text: Option<&str>, path: &Path, options: &EngineOptions) -> Result<f64, CliError> {
     let mut engine = setup::open(path, options)?;
     let run_tokens = flags.context_tokens.saturating_add(flags.tokens);
-    let ids = bench::ids(&engine, None, run_tokens.saturating_mul(2))?;
+    let ids = bench::ids(&engine, text, run_tokens.saturating_mul(2))?;
     let (other, timed) = ids.split_at(run_tokens);
     let (context, ids) = timed.split_at(flags.context_tokens);
     let work = Decode { context: context.to_vec(), ids: ids.to_vec() };
@@ -106,7 +109,7 @@ fn nothing_to_find(flags: &CalibrateFlags, plan: &Plan) -> Result<(), CliError> 
     Ok(())
 }
 
-fn tell(flags: &CalibrateFlags, plan: &Plan, found: &Calibration) -> Result<(), CliError> {
+fn tell(flags: &CalibrateFlags, plan: &Plan, found: &Calibration, is_kept: bool) -> Result<(), CliError> {
     let mut out = std::io::stdout().lock();
     let tokens = flags.tokens as f64;
     if flags.json {
@@ -121,7 +124,7 @@ fn tell(flags: &CalibrateFlags, plan: &Plan, found: &Calibration) -> Result<(), 
         let sizes: Vec<Value> = found.sizes.iter().map(size).collect();
         let shown = json!({
             "arena_bytes": found.arena_bytes, "date": found.date, "tokens": flags.tokens,
-            "context_tokens": flags.context_tokens, "interleaved": true, "sizes": sizes,
+            "context_tokens": flags.context_tokens, "interleaved": true, "kept": is_kept, "sizes": sizes,
         });
         writeln!(out, "{shown}")?;
         return Ok(());
@@ -137,9 +140,15 @@ fn tell(flags: &CalibrateFlags, plan: &Plan, found: &Calibration) -> Result<(), 
             tokens / size.median(),
             rates().fold(f64::INFINITY, f64::min),
             rates().fold(0.0, f64::max),
-            if size.arena_bytes == found.arena_bytes { "  kept" } else { "" }
+            match size.arena_bytes == found.arena_bytes {
+                true if is_kept => "  kept",
+                true => "  best",
+                false => "",
+            }
         )?;
     }
-    writeln!(out, "runs of this model use the kept size, unless --arena-gb or --memory-gb is given")?;
+    if is_kept {
+        writeln!(out, "runs of this model use the kept size, unless --arena-gb or --memory-gb is given")?;
+    }
     Ok(())
 }

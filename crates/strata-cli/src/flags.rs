@@ -2,13 +2,15 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::error::ErrorKind;
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 
 pub(crate) use self::bench::{BenchCommand, DecodeFlags, KernelsFlags, PrefillFlags, TimingFlags};
 pub(crate) use self::doctor::{CalibrateFlags, DoctorFlags};
 pub(crate) use self::drafts::{DraftFlag, DraftFlags, NormFlag};
 pub(crate) use self::plan::{PlanFlags, gib};
 pub(crate) use self::probe::ProbeFlags;
+pub(crate) use self::pull::{ModelsFlags, PullFlags};
 pub(crate) use self::report::ReportFlags;
 pub(crate) use self::route::{RouteFlag, RouteFlags};
 pub(crate) use self::serve::ServeFlags;
@@ -20,8 +22,10 @@ pub(crate) use self::streaming::{KvFlag, LockFlag, LookaheadFlag, PleFlag, Strea
 mod bench;
 mod doctor;
 mod drafts;
+mod idle;
 mod plan;
 mod probe;
+mod pull;
 mod report;
 mod route;
 mod serve;
@@ -38,6 +42,20 @@ pub(crate) struct Cli {
     pub(crate) command: Command,
 }
 
+impl Cli {
+    /// The command line of this process.
+    ///
+    /// # Errors
+    /// When it makes no sense, or asks for help; also when a flag on it would do nothing.
+    pub(crate) fn read() -> Result<Self, clap::Error> {
+        let matches = Self::command().try_get_matches()?;
+        match idle::problem(&matches) {
+            Some(problem) => Err(Self::command().error(ErrorKind::ArgumentConflict, problem)),
+            None => Self::from_arg_matches(&matches),
+        }
+    }
+}
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Answer one prompt and exit.
@@ -46,6 +64,10 @@ pub(crate) enum Command {
     Chat(ChatFlags),
     /// Answer requests of programs: OpenAI's and Anthropic's APIs, and a web page.
     Serve(ServeFlags),
+    /// Get a model from a hub (huggingface.co or a mirror).
+    Pull(PullFlags),
+    /// List the models that are here, and how they fit this machine.
+    Models(ModelsFlags),
     /// Show what a model file holds.
     Inspect(InspectFlags),
     /// Show how memory would be divided, and what prompts may expect of the drive.
@@ -91,7 +113,7 @@ pub(crate) enum Command {
 /// The model of a command.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct ModelFlags {
-    /// Model file (GGUF). Of a model in several files, any one of them.
+    /// Model file (GGUF), any one of several; or OWNER/REPO[:FILE] of a model that was pulled.
     #[arg(short, long, value_name = "FILE")]
     pub(crate) model: Option<PathBuf>,
 }
@@ -204,6 +226,9 @@ pub(crate) struct RunFlags {
 
 #[derive(Args, Debug)]
 pub(crate) struct ChatFlags {
+    /// Lines only, as for a pipe: no view of the whole terminal.
+    #[arg(long)]
+    pub(crate) plain: bool,
     /// What the model is told before the conversation.
     #[arg(long, value_name = "TEXT")]
     pub(crate) system: Option<String>,

@@ -12,14 +12,17 @@ mod doctor;
 mod error;
 mod exact;
 mod flags;
+mod hub;
 mod input;
 mod inspect;
 mod interrupt;
+mod models;
 mod note;
 mod plan;
 mod priority;
 mod probe;
 mod profile;
+mod pull;
 mod route;
 mod run;
 mod serve;
@@ -32,13 +35,13 @@ mod trace;
 
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser};
+use clap::CommandFactory;
 
 use crate::error::CliError;
 use crate::flags::{BenchCommand, Cli, Command, EvalCommand, TraceCommand};
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let cli = match Cli::read() {
         Ok(cli) => cli,
         Err(error) => {
             // Help and version are answers; a reader that went away is no reason to complain.
@@ -50,6 +53,8 @@ fn main() -> ExitCode {
         Command::Run(flags) => run::run(&flags),
         Command::Chat(flags) => chat::chat(&flags),
         Command::Serve(flags) => serve::serve(&flags),
+        Command::Pull(flags) => pull::pull(&flags),
+        Command::Models(flags) => models::models(&flags),
         Command::Inspect(flags) => inspect::inspect(&flags),
         Command::Plan(flags) => plan::plan(&flags),
         Command::Sim(flags) => sim::sim(&flags),

@@ -26,16 +26,20 @@ pub(crate) fn plan(flags: &PlanFlags) -> Result<(), CliError> {
 fn write_table(out: &mut impl Write, plan: &Plan) -> Result<(), CliError> {
     let parts = [
         ("dense weights", plan.dense_bytes, String::new()),
-        ("state", plan.state_bytes, "of a text, whatever its length".to_owned()),
-        ("cache", plan.cache_bytes, format!("{} tokens of context", plan.context_tokens)),
+        ("state", plan.state_bytes, texts(plan)),
+        ("cache", plan.cache_bytes, format!("{} tokens of context{}", plan.context_tokens, each(plan))),
         ("workspace", plan.workspace_bytes, format!("passes of {} tokens", plan.pass_tokens)),
         ("n-gram rows", plan.ple_bytes, String::new()),
+        ("other prompts", plan.side_bytes, "read beside the first".to_owned()),
+        ("steps", plan.step_bytes, "of all texts together".to_owned()),
+        ("checkpoints", plan.checkpoint_bytes, "of prefixes".to_owned()),
         ("reserve", plan.reserve_bytes, "program, tokenizer, stacks".to_owned()),
         ("arena", plan.arena_bytes, arena(plan)),
         ("all", plan.total_bytes(), budget(plan)),
     ];
     writeln!(out, "{:<14}{:>9}", "memory", "GiB")?;
-    for (name, bytes, note) in parts {
+    let is_beside = |name| ["other prompts", "steps", "checkpoints"].contains(&name);
+    for (name, bytes, note) in parts.into_iter().filter(|(name, bytes, _)| *bytes > 0 || !is_beside(*name)) {
         let line = format!("{name:<14}{:>9.3}  {note}", gib(bytes));
         writeln!(out, "{}", line.trim_end())?;
     }
@@ -64,6 +68,17 @@ fn write_table(out: &mut impl Write, plan: &Plan) -> Result<(), CliError> {
         )?;
     }
     Ok(())
+}
+
+fn texts(plan: &Plan) -> String {
+    match plan.sequences {
+        1 => "of a text, whatever its length".to_owned(),
+        texts => format!("of {texts} texts, whatever their length"),
+    }
+}
+
+fn each(plan: &Plan) -> &'static str {
+    if plan.sequences == 1 { "" } else { " each" }
 }
 
 fn arena(plan: &Plan) -> String {
@@ -123,6 +138,9 @@ pub(crate) fn to_json(plan: &Plan) -> Value {
         "cache_bytes": plan.cache_bytes,
         "workspace_bytes": plan.workspace_bytes,
         "ple_bytes": plan.ple_bytes,
+        "side_bytes": plan.side_bytes,
+        "step_bytes": plan.step_bytes,
+        "checkpoint_bytes": plan.checkpoint_bytes,
         "reserve_bytes": plan.reserve_bytes,
         "arena_bytes": plan.arena_bytes,
         "slot_bytes": plan.slot_bytes,
@@ -132,6 +150,7 @@ pub(crate) fn to_json(plan: &Plan) -> Value {
         "areas": plan.areas,
         "area_slots": plan.area_slots,
         "can_lock": plan.can_lock,
+        "sequences": plan.sequences,
         "context_tokens": plan.context_tokens,
         "pass_tokens": plan.pass_tokens,
         "prompts": prompts.collect::<Vec<_>>(),

@@ -10,6 +10,7 @@ use crate::flags::RunFlags;
 use crate::{input, interrupt, note, profile, route, setup, timeline};
 
 pub(crate) fn run(flags: &RunFlags) -> Result<(), CliError> {
+    setup::check_sampling(&flags.sampling)?;
     let prompt = prompt(flags)?;
     interrupt::install()?;
     let path = setup::model_path(flags.model.model.as_deref())?;
@@ -107,12 +108,13 @@ fn streamed_summary(engine: &mut Engine) -> Option<String> {
     let streamed = engine.counted().since(&Counted::default());
     let all = (streamed.resident + streamed.ahead + streamed.missed).max(1) as f64;
     let part = |n: u64| 100.0 * n as f64 / all;
-    let forecast = streamed.forecast.precision().zip(streamed.forecast.recall());
-    let forecast = forecast.map_or(String::new(), |(precision, recall)| {
-        format!(" | forecast: {:.1} % right, {:.1} % of what was missing", 100.0 * precision, 100.0 * recall)
+    let [forecast, early] = [("forecast", streamed.forecast), ("early", streamed.early_forecast)].map(|(name, of)| {
+        of.precision().zip(of.recall()).map_or(String::new(), |(precision, recall)| {
+            format!(" | {name}: {:.1} % right, {:.1} % of what was missing", 100.0 * precision, 100.0 * recall)
+        })
     });
     Some(format!(
-        "[experts: {:.1} % resident, {:.1} % ahead, {:.1} % missed, {:.2} GB read{forecast}]",
+        "[experts: {:.1} % resident, {:.1} % ahead, {:.1} % missed, {:.2} GB read{forecast}{early}]",
         part(streamed.resident),
         part(streamed.ahead),
         part(streamed.missed),

@@ -8,7 +8,7 @@ use clap::ValueEnum;
 use strata_engine::running::{self, Other};
 use strata_engine::{
     Calibration, DraftKind, DraftOptions, Engine, EngineError, EngineOptions, GdnForm, Generated, Isa, KvType, Limit,
-    Lock, Lookahead, ModelOptions, Plan, RowsWhen, SamplerParams, Streaming, StreamsNorm,
+    Lock, Lookahead, ModelOptions, Plan, RowsWhen, Sampler, SamplerParams, Streaming, StreamsNorm,
 };
 
 use crate::error::CliError;
@@ -16,6 +16,7 @@ use crate::flags::{
     self, DraftFlag, DraftFlags, EngineFlags, GdnFlag, IsaFlag, KvFlag, LockFlag, LookaheadFlag, NormFlag, PleFlag,
     RouteFlag, SamplingFlags, StreamingFlags, io_depth, thread_count,
 };
+use crate::hub::{self, ModelName};
 use crate::plan::gib;
 use crate::{interrupt, note, priority, route};
 
@@ -26,11 +27,15 @@ const SHIPPED_REFERENCE: &str = "models/strata-mini/reference.safetensors";
 /// Text that the model was not trained on.
 const SHIPPED_TEXT: &str = "models/strata-mini/eval.txt";
 
-/// The file a user named, or the model that comes with Strata: below the current directory, or beside the program (its
+/// The file or pulled model that a user named, or the model that comes with Strata: below the current directory, or beside the program (its
 /// own directory or any above it, such as the repository it was built in).
 pub(crate) fn model_path(named: Option<&Path>) -> Result<PathBuf, CliError> {
     if let Some(path) = named {
-        return Ok(path.to_owned());
+        let name = path.to_str().filter(|_| !path.exists()).and_then(ModelName::parse);
+        return match name.zip(hub::cache()) {
+            Some((name, cache)) => hub::resolve(&cache, &name).map_err(CliError::Failed),
+            None => Ok(path.to_owned()),
+        };
     }
     shipped(SHIPPED_MODEL).ok_or_else(|| {
         CliError::Failed(format!(
@@ -72,6 +77,7 @@ pub(crate) fn engine_options(flags: &EngineFlags) -> EngineOptions {
         route: route::route(flags.route.route),
         moce: route::moce(&flags.route),
         drafts: DraftOptions::default(),
+        sequences: 0,
         checkpoints: 0,
         model: ModelOptions {
             context_tokens: flags.context,
@@ -132,6 +138,7 @@ fn lookahead(flag: LookaheadFlag) -> Lookahead {
         LookaheadFlag::Off => Lookahead::Off,
         LookaheadFlag::Profile => Lookahead::Profile,
         LookaheadFlag::Router => Lookahead::Router,
+        LookaheadFlag::Router2 => Lookahead::Router2,
     }
 }
 
@@ -337,9 +344,9 @@ pub(crate) fn plan_line(plan: &Plan, path: &Path) -> String {
          ({arena}), reserve {:.2}{others}",
         gib(plan.total_bytes()),
         gib(plan.dense_bytes),
-        gib(plan.state_bytes + plan.cache_bytes),
+        gib(plan.state_bytes + plan.cache_bytes + plan.checkpoint_bytes),
         plan.context_tokens,
-        gib(plan.workspace_bytes + plan.ple_bytes),
+        gib(plan.workspace_bytes + plan.ple_bytes + plan.side_bytes + plan.step_bytes),
         plan.pass_tokens,
         gib(plan.arena_bytes),
         gib(plan.reserve_bytes),
@@ -350,6 +357,12 @@ pub(crate) fn plan_line(plan: &Plan, path: &Path) -> String {
 pub(crate) fn describe(engine: &Engine) -> String {
     let name = engine.path().file_name().unwrap_or_default().display();
     format!("{name} on {}", engine.model().describe_backend())
+}
+
+/// Refuses what no token can be chosen by, before a model is opened.
+pub(crate) fn check_sampling(flags: &SamplingFlags) -> Result<(), CliError> {
+    let checked = Sampler::new(sampling(flags, SamplerParams::default()));
+    checked.map(|_| ()).map_err(|error| EngineError::from(error).into())
 }
 
 /// What the user gave, over what the model's makers recommend.

@@ -239,7 +239,10 @@ fn policy(flags: &SimPolicyFlags) -> Policy {
         lookahead: match flags.lookahead {
             Some(LookaheadFlag::Off) => Lookahead::Off,
             Some(LookaheadFlag::Profile) => Lookahead::Profile { cap, late_layer: u32::MAX, late_cap: cap },
-            Some(LookaheadFlag::Router) | None => Lookahead::Router { min_tokens: flags.forecast_min.unwrap_or(1) },
+            // They differ in single tokens only; what is simulated is a prompt.
+            Some(LookaheadFlag::Router | LookaheadFlag::Router2) | None => {
+                Lookahead::Router { min_tokens: flags.forecast_min.unwrap_or(1) }
+            }
         },
         queues_after_wait: flags.queue_late,
         finishes_ahead: flags.finish_ahead,

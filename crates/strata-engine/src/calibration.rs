@@ -6,12 +6,11 @@
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
-use strata_gguf::Gguf;
 
+use crate::EngineError;
 use crate::bench::Spread;
-use crate::{EngineError, kept};
+use crate::kept::{self, Keep, ModelFile, is_time};
 
-const KIND: &str = "calibration";
 /// A smaller arena is as good as one that is faster by so much, relative to it.
 const AS_GOOD: f64 = 0.03;
 
@@ -44,6 +43,15 @@ impl SizeTiming {
     }
 }
 
+impl Keep for Calibration {
+    const KIND: &str = "calibration";
+
+    fn is_plausible(&self) -> bool {
+        let is_timed = |size: &SizeTiming| !size.seconds.is_empty() && size.seconds.iter().copied().all(is_time);
+        self.arena_bytes > 0 && self.sizes.iter().all(is_timed)
+    }
+}
+
 impl Calibration {
     /// Chooses among sizes, each timed at least once; `None`: there are none.
     pub fn choose(tokens: usize, sizes: Vec<SizeTiming>) -> Option<Self> {
@@ -58,11 +66,7 @@ impl Calibration {
     /// # Errors
     /// When the file is no GGUF file, or is damaged.
     pub fn of(path: &Path) -> Result<Option<Self>, EngineError> {
-        Ok(Self::load(&Gguf::open(path)?))
-    }
-
-    pub(crate) fn load(gguf: &Gguf) -> Option<Self> {
-        kept::load(gguf, KIND)
+        Ok(kept::load(&ModelFile::open(path)?))
     }
 
     /// Keeps it for later runs of this model; in the user's cache, if there is one.
@@ -70,7 +74,7 @@ impl Calibration {
     /// # Errors
     /// When it cannot be written.
     pub fn save(&self, path: &Path) -> Result<(), EngineError> {
-        kept::save(&Gguf::open(path)?, KIND, self)
+        kept::save(&ModelFile::open(path)?, self)
     }
 
     /// Removes what was found for a model file; `false`: nothing was.
@@ -78,7 +82,7 @@ impl Calibration {
     /// # Errors
     /// When it cannot be removed.
     pub fn forget(path: &Path) -> Result<bool, EngineError> {
-        kept::forget(&Gguf::open(path)?, KIND)
+        kept::forget::<Self>(&ModelFile::open(path)?)
     }
 }
 

@@ -10,12 +10,13 @@ use strata_backend::{Backend, BackendError, CpuBackend, Isa, Profile, ProfiledBa
 use strata_gguf::{Gguf, GgufError, Metadata, MetadataError, Optional};
 use strata_kernels::Cpu;
 use strata_model::ModelError;
-use strata_model::qwen4exp::{Config, Lock, Model, Options as ModelOptions};
+use strata_model::qwen4exp::{Config, DECODE_ROWS, Lock, Model, Options as ModelOptions};
 use strata_store::StoreError;
 use strata_store::plan::{Limit, Plan, PlanError};
 use thiserror::Error;
 
 use crate::generate::OnProgress;
+use crate::kept::ModelFile;
 use crate::plan::plan_of;
 use crate::routes::KlSampler;
 use crate::running::{Entry, Turn};
@@ -142,6 +143,12 @@ pub struct EngineOptions {
     pub arena_bytes: Option<u64>,
     /// Tokens of a prompt that go through the layers together; `None`: as memory allows.
     pub pass_tokens: Option<usize>,
+    /// Texts that are at work at a time on one model, each with a context of its own; 0: one after the other, by an
+    /// [`Engine`] itself. The plan counts what they need: states and caches, a workspace for their
+    /// [steps](Self::step_rows), and [others](Self::side_workspaces) for their prompts.
+    pub sequences: usize,
+    /// Checkpoints that are kept at a time ([`crate::prefix`]), besides those of drafts.
+    pub checkpoints: usize,
     /// Whether what lies in the user's folders counts: the arena that was found best ([`crate::Calibration`]), and the
     /// memory that plans of other running processes promise them ([`crate::running`]), which are told of this one, too.
     pub heeds_user_files: bool,
@@ -151,14 +158,22 @@ pub struct EngineOptions {
     pub route: Route,
     /// How much [`Route::Cached`] prefers experts that are likely in memory.
     pub moce: MoceOptions,
-    /// Checkpoints that memory is planned for ([`crate::prefix`]).
-    pub checkpoints: usize,
     /// How the model is run. Tokens of context and of a pass, the slots of the arena and cache-aware routing are set by
     /// the plan and the options above.
     pub model: ModelOptions,
 }
 
 impl EngineOptions {
+    /// Rows of a step in which all [`sequences`](Self::sequences) write: each a token and the drafts after it.
+    pub fn step_rows(&self) -> usize {
+        DECODE_ROWS.saturating_mul(self.sequences)
+    }
+
+    /// Workspaces of one strip each, for the prompts that are read beside the one that has the largest passes.
+    pub fn side_workspaces(&self) -> usize {
+        self.sequences.saturating_sub(1)
+    }
+
     /// The processor as these options use it.
     ///
     /// # Errors
@@ -176,7 +191,7 @@ pub struct Engine {
     path: PathBuf,
     plan: Plan,
     entry: Option<Entry>,
-    pub(crate) gguf: Gguf,
+    pub(crate) gguf: ModelFile,
     pub(crate) options: EngineOptions,
     profile: Option<SharedProfile>,
     pub(crate) on_progress: Option<OnProgress>,
@@ -218,7 +233,7 @@ impl Engine {
         on_plan: impl FnOnce(&Plan),
         load_model: impl FnOnce(&Gguf, Box<dyn Backend>, ModelOptions) -> Result<Model, ModelError>,
     ) -> Result<Self, EngineError> {
-        let gguf = Gguf::open(path)?;
+        let gguf = ModelFile::open(path)?;
         let mut options = options.clone();
         options.model.draft_head = options.drafts.open_head(&gguf, options.model.gdn_form)?;
         let turn = options.heeds_user_files.then(Turn::take);
@@ -248,7 +263,7 @@ impl Engine {
             options.model.streaming.lock = Lock::Off;
         }
         if plan.slots < plan.experts && options.model.streaming.usage.is_empty() {
-            options.model.streaming.usage = usage::load(&gguf);
+            options.model.streaming.usage = usage::load(&gguf, plan.experts, config.moe.experts as u64);
         }
         let model = load_model(&gguf, backend, options.model.clone()).map_err(load)?;
         let path = path.to_owned();

@@ -1,11 +1,14 @@
 //! What is kept of a model for later runs: small files of the user's cache, one of each kind for a model.
 //!
-//! Promises: a file is only used for the model that it was written for; a damaged one counts as none; it is replaced as a
-//! whole. Refuses: to keep anything of a text.
+//! Promises: a file is only used for the model that it was written for; a damaged or an absurd one counts as none; it is
+//! replaced as a whole; a model's key, which takes reads from all over its files, is made once while it is open. Refuses: to
+//! keep anything of a text.
 
 use std::fs;
 use std::io::{ErrorKind, Write};
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -22,6 +25,53 @@ const SAMPLES: u64 = 64;
 const SAMPLE_BYTES: u64 = 16_384;
 /// A longer file of this program's JSON is somebody else's.
 const MOST_JSON_BYTES: u64 = 1 << 20;
+
+/// The file of a model, and the model's key once somebody has asked for it.
+pub(crate) struct ModelFile {
+    gguf: Gguf,
+    key: OnceLock<Key>,
+}
+
+impl ModelFile {
+    pub(crate) fn open(path: &Path) -> Result<Self, EngineError> {
+        Ok(Self { gguf: Gguf::open(path)?, key: OnceLock::new() })
+    }
+
+    pub(crate) fn key(&self) -> Result<&Key, EngineError> {
+        match self.key.get() {
+            Some(key) => Ok(key),
+            None => {
+                let key = key(&self.gguf)?;
+                Ok(self.key.get_or_init(|| key))
+            }
+        }
+    }
+}
+
+impl Deref for ModelFile {
+    type Target = Gguf;
+
+    fn deref(&self) -> &Gguf {
+        &self.gguf
+    }
+}
+
+/// What is kept as JSON.
+pub(crate) trait Keep: DeserializeOwned + Serialize {
+    /// What its files are called.
+    const KIND: &str;
+
+    /// Whether this program can have written it: files get damaged, and edited by hand.
+    fn is_plausible(&self) -> bool;
+}
+
+/// More than any measurement takes.
+const MOST_SECONDS: f64 = 1e9;
+
+/// Whether this is a time that something can have taken.
+pub(crate) fn is_time(seconds: f64) -> bool {
+    seconds > 0.0 && seconds <= MOST_SECONDS
+}
 
 /// The key of a model: of the beginning of its files, which holds all metadata, and of samples of the rest.
 pub(crate) fn key(gguf: &Gguf) -> Result<Key, EngineError> {
@@ -69,28 +119,28 @@ struct Kept<T> {
 }
 
 /// What is kept as JSON, if there is something that can be used.
-pub(crate) fn load<T: DeserializeOwned>(gguf: &Gguf, kind: &str) -> Option<T> {
-    let key = key(gguf).ok()?;
-    let path = place(&key, kind)?;
+pub(crate) fn load<T: Keep>(file: &ModelFile) -> Option<T> {
+    let key = file.key().ok()?;
+    let path = place(key, T::KIND)?;
     if fs::metadata(&path).ok()?.len() > MOST_JSON_BYTES {
         return None;
     }
     let kept: Kept<T> = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
-    (kept.model == hex(&key)).then_some(kept.value)
+    (kept.model == hex(key) && kept.value.is_plausible()).then_some(kept.value)
 }
 
 /// Keeps a value as JSON. Without a place for it, nothing is kept.
-pub(crate) fn save<T: Serialize>(gguf: &Gguf, kind: &str, value: &T) -> Result<(), EngineError> {
-    let key = key(gguf)?;
-    let Some(path) = place(&key, kind) else { return Ok(()) };
-    let json = serde_json::to_vec(&Kept { model: hex(&key), value })
+pub(crate) fn save<T: Keep>(file: &ModelFile, value: &T) -> Result<(), EngineError> {
+    let key = file.key()?;
+    let Some(path) = place(key, T::KIND) else { return Ok(()) };
+    let json = serde_json::to_vec(&Kept { model: hex(key), value })
         .map_err(|error| EngineError::Record { path: path.clone(), problem: error.to_string() })?;
     replace(&path, &[&json, b"\n"])
 }
 
 /// Removes what is kept; `false`: there was nothing.
-pub(crate) fn forget(gguf: &Gguf, kind: &str) -> Result<bool, EngineError> {
-    let Some(path) = place(&key(gguf)?, kind) else { return Ok(false) };
+pub(crate) fn forget<T: Keep>(file: &ModelFile) -> Result<bool, EngineError> {
+    let Some(path) = place(file.key()?, T::KIND) else { return Ok(false) };
     match fs::remove_file(&path) {
         Ok(()) => Ok(true),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),

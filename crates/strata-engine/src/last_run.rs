@@ -3,11 +3,12 @@
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
-use strata_gguf::Gguf;
 
-use crate::{Engine, EngineError, Rates, Work, kept};
+use crate::kept::{self, Keep, ModelFile, is_time};
+use crate::{Engine, EngineError, Rates, Work};
 
-const KIND: &str = "run";
+/// A text of more tokens than any context holds was not read by a run.
+const MOST_TOKENS: usize = 1 << 24;
 
 /// A run of a model. Nothing of its text is kept.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
@@ -42,17 +43,24 @@ impl Took {
     }
 }
 
-impl LastRun {
-    pub(crate) fn load(gguf: &Gguf) -> Option<Self> {
-        kept::load(gguf, KIND)
-    }
+impl Keep for LastRun {
+    const KIND: &str = "run";
 
+    fn is_plausible(&self) -> bool {
+        self.prompt.iter().chain(&self.decode).all(|took| {
+            let is_expected = took.expected_seconds.is_none_or(is_time);
+            (1..=MOST_TOKENS).contains(&took.tokens) && is_time(took.seconds) && is_expected
+        })
+    }
+}
+
+impl LastRun {
     /// That of a model file, if there was one.
     ///
     /// # Errors
     /// When the file is no GGUF file, or is damaged.
     pub fn of(path: &Path) -> Result<Option<Self>, EngineError> {
-        Ok(Self::load(&Gguf::open(path)?))
+        Ok(kept::load(&ModelFile::open(path)?))
     }
 }
 
@@ -72,7 +80,7 @@ impl Engine {
         if prompt.is_none() && decode.is_none() {
             return Ok(());
         }
-        let rates = Rates::load(&self.gguf);
+        let rates: Option<Rates> = kept::load(&self.gguf);
         let work = Work::planned(&self.gguf, self.path(), &self.options, self.plan().clone())?;
         let took =
             |(tokens, seconds): (usize, f64), expected_seconds: Option<f64>| Took { tokens, seconds, expected_seconds };
@@ -85,13 +93,35 @@ impl Engine {
             prompt: prompt.map(|part| took(part, expected_prompt(part.0))),
             decode: decode.map(|part| took(part, expected_decode(part.0))),
         };
-        kept::save(&self.gguf, KIND, &run)
+        kept::save(&self.gguf, &run)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_no_run_can_have_taken_is_not_believed() {
+        let is_plausible = |tokens, seconds, expected_seconds| {
+            let took = Some(Took { tokens, seconds, expected_seconds });
+            let (command, date) = ("run".to_owned(), String::new());
+            LastRun { command, date, arena_bytes: 0, prompt: None, decode: took }.is_plausible()
+        };
+        assert!(is_plausible(1, 0.1, None) && is_plausible(MOST_TOKENS, 1e5, Some(1e-3)));
+        for (tokens, seconds, expected) in [
+            (0, 1.0, None),
+            (MOST_TOKENS + 1, 1.0, None),
+            (1, 0.0, None),
+            (1, -1.0, None),
+            (1, 1e300, None),
+            (1, 1.0, Some(0.0)),
+            (1, 1.0, Some(-3.0)),
+            (1, f64::NAN, None),
+        ] {
+            assert!(!is_plausible(tokens, seconds, expected), "{tokens} {seconds} {expected:?}");
+        }
+    }
 
     #[test]
     fn field_report_16_the_error_of_a_prediction_is_relative_to_it() {

@@ -53,7 +53,7 @@ impl Memory {
         parse_kib(&fs::read_to_string("/proc/self/status").ok()?, "VmHWM")
     }
 
-    /// The memory that this process has in use.
+    /// The memory that this process has in use, files that the system would drop among it.
     pub fn rss_bytes() -> Option<u64> {
         parse_kib(&fs::read_to_string("/proc/self/status").ok()?, "VmRSS")
     }

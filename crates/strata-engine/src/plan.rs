@@ -3,10 +3,10 @@
 use std::path::Path;
 
 use strata_backend::{Arithmetic, Isa, KvType};
-use strata_gguf::Gguf;
 use strata_model::qwen4exp::{Config, add_draft_head, checkpoint_bytes, memory_shape, window_bytes};
 use strata_store::plan::{Drive, Limit, MachineFacts, ModelShape, Plan, Request};
 
+use crate::kept::{self, ModelFile};
 use crate::running::{self, Other};
 use crate::{Calibration, DraftKind, EngineError, EngineOptions, Machine, Memory, Route};
 
@@ -16,19 +16,28 @@ use crate::{Calibration, DraftKind, EngineError, EngineOptions, Machine, Memory,
 /// # Errors
 /// When the file is no model that can be run, or memory does not suffice.
 pub fn plan(path: &Path, options: &EngineOptions, drive_bytes_per_second: Option<u64>) -> Result<Plan, EngineError> {
-    plan_of(&Gguf::open(path)?, path, options, drive_bytes_per_second)
+    plan_of(&ModelFile::open(path)?, path, options, drive_bytes_per_second)
+}
+
+/// [`plan`] as if no arena had been found best yet ([`Calibration`]). Other running processes keep their memory.
+///
+/// # Errors
+/// As [`plan`].
+pub fn plan_uncalibrated(path: &Path, options: &EngineOptions) -> Result<Plan, EngineError> {
+    let Question { shape, machine, request, .. } = Question::of(&ModelFile::open(path)?, path, options, None)?;
+    Ok(strata_store::plan::plan(&shape, &machine, &request)?)
 }
 
 /// Records on their way at a time, at least, unless the user says how many.
 const LEAST_DEPTH: u32 = 8;
 
 pub(crate) fn plan_of(
-    gguf: &Gguf,
+    file: &ModelFile,
     path: &Path,
     options: &EngineOptions,
     drive_bytes_per_second: Option<u64>,
 ) -> Result<Plan, EngineError> {
-    let Question { shape, machine, request, .. } = Question::of(gguf, path, options, drive_bytes_per_second)?;
+    let Question { shape, machine, request, .. } = Question::of(file, path, options, drive_bytes_per_second)?;
     let plan = strata_store::plan::plan(&shape, &machine, &request)?;
     let is_told = request.memory_bytes.is_some() || request.arena_bytes.is_some();
     if is_told || !options.heeds_user_files {
@@ -36,7 +45,7 @@ pub(crate) fn plan_of(
     }
     // What was found best when more was free must not be more than there is now.
     let least_bytes = plan.smallest_slots * plan.slot_bytes;
-    let best_bytes = Calibration::load(gguf).map(|calibration| calibration.arena_bytes.max(least_bytes));
+    let best_bytes = kept::load::<Calibration>(file).map(|calibration| calibration.arena_bytes.max(least_bytes));
     match best_bytes.filter(|bytes| *bytes < plan.arena_bytes) {
         None => Ok(plan),
         Some(_) => {
@@ -56,21 +65,21 @@ pub(crate) struct Question {
 
 impl Question {
     pub(crate) fn of(
-        gguf: &Gguf,
+        file: &ModelFile,
         path: &Path,
         options: &EngineOptions,
         drive_bytes_per_second: Option<u64>,
     ) -> Result<Self, EngineError> {
         let load = |source| EngineError::Load { path: path.to_owned(), source };
-        let config = Config::read(gguf, options.model.block_tokens).map_err(load)?;
+        let config = Config::read(file, options.model.block_tokens).map_err(load)?;
         let context_tokens = options.model.context_tokens.unwrap_or_else(|| config.default_context_tokens());
         let strip_rows = options.model.strip_rows.min(context_tokens);
         let isa = options.isa.unwrap_or_else(Isa::best);
         let arithmetic = if options.is_precise { Arithmetic::Float32 } else { isa.fastest_arithmetic() };
         let kv = options.model.kv.unwrap_or(KvType::of(arithmetic));
-        let mut shape = memory_shape(gguf, &config, strip_rows, kv).map_err(load)?;
+        let mut shape = memory_shape(file, &config, strip_rows, kv).map_err(load)?;
         if let Some(head) = &options.model.draft_head {
-            add_draft_head(&mut shape, gguf, &config, head, strip_rows, kv).map_err(load)?;
+            add_draft_head(&mut shape, file, &config, head, strip_rows, kv).map_err(load)?;
         }
         if options.drafts.kind != DraftKind::Off {
             shape.state_bytes = shape.state_bytes.saturating_add(window_bytes(&config));
@@ -79,9 +88,8 @@ impl Question {
             shape.state_bytes = shape.state_bytes.saturating_add(checkpoint_bytes(&config));
         }
         // With the logits of its last token.
-        let kept_bytes = checkpoint_bytes(&config) + gguf.tensor("token_embd.weight").map_or(0, |t| 4 * t.rows());
-        let kept_bytes = kept_bytes.saturating_mul(options.checkpoints as u64);
-        shape.state_bytes = shape.state_bytes.saturating_add(kept_bytes);
+        let logits_bytes = file.tensor("token_embd.weight").map_or(0, |t| 4 * t.rows());
+        shape.checkpoint_bytes = shape.checkpoint_bytes.saturating_add(logits_bytes);
         // The latency of a drive is not known before it is measured.
         let drive = drive_bytes_per_second.map(|bytes_per_second| Drive { bytes_per_second, latency_ns: 0 });
         let threads = if options.threads == 0 { None } else { Some(options.threads as u64) };
@@ -98,6 +106,10 @@ impl Question {
             context_tokens: context_tokens as u64,
             pass_tokens: options.pass_tokens.map(|tokens| tokens as u64),
             io_depth: u64::from(options.model.streaming.depth.unwrap_or(LEAST_DEPTH)),
+            sequences: options.sequences as u64,
+            side_rows: (options.side_workspaces() * strip_rows) as u64,
+            step_rows: options.step_rows() as u64,
+            checkpoints: options.checkpoints as u64,
         };
         Ok(Self { config, shape, machine, request })
     }

@@ -145,6 +145,10 @@ impl RouteReceipt {
     }
 }
 
+fn set_counting(model: &mut Model, is_counting: bool) {
+    model.streaming().into_iter().for_each(|store| store.set_counting(is_counting));
+}
+
 /// Now and then looks what exact routing would have said.
 pub(crate) struct KlSampler {
     /// 0: never.
@@ -163,8 +167,8 @@ impl KlSampler {
     }
 
     /// Before a token is decoded. When it is time, it is routed exactly from a checkpoint to which the sequence goes back,
-    /// so that nothing else is changed by it; rows that the sequence was to remember, it forgets. `exact` becomes the logits
-    /// of that, or empty.
+    /// so that nothing else is changed by it; rows that the sequence was to remember, it forgets. What it looks up and reads
+    /// counts for nothing, but what it brings into memory is there. `exact` becomes the logits of that, or empty.
     pub(crate) fn look(
         &mut self,
         model: &mut Model,
@@ -180,7 +184,10 @@ impl KlSampler {
         }
         self.since = 0;
         model.checkpoint_into(sequence, &mut self.checkpoint)?;
-        model.forward(sequence, &[id], Rows::Last, exact, observer)?;
+        set_counting(model, false);
+        let result = model.forward(sequence, &[id], Rows::Last, exact, observer);
+        set_counting(model, true);
+        result?;
         model.restore(sequence, &self.checkpoint)
     }
 
@@ -230,7 +237,11 @@ impl Engine {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
+    use crate::bench::Counted;
+    use crate::{GenerateOptions, SamplerParams, Stop};
 
     #[test]
     fn a_receipt_of_known_counts() {
@@ -252,5 +263,33 @@ mod tests {
         assert_eq!(receipt.mean_kl(), Some(0.125));
         let nothing = receipt - receipt;
         assert_eq!((nothing, nothing.agreement()), (RouteReceipt::default(), None));
+    }
+
+    /// What is only measured is no part of what a text used: neither look-ups nor what is kept for the next run.
+    #[test]
+    fn what_measures_divergence_does_not_count() {
+        let mini = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/strata-mini/strata-mini-iq2xs-q4_0.gguf");
+        let run = |kl_every| {
+            let moce = MoceOptions { slots: Some(10), kl_every, ..MoceOptions::default() };
+            let arena_bytes = Some(300 * 10 * 4096);
+            let mut options = EngineOptions { route: Route::Cached, moce, arena_bytes, ..EngineOptions::default() };
+            // Not what the user's own runs used.
+            options.model.streaming.usage = vec![1; 12 * 96];
+            let mut engine = Engine::open(&mini, &options).unwrap();
+            let mut session = engine.new_session().unwrap();
+            let options = GenerateOptions { max_tokens: 20, sampling: SamplerParams::default() };
+            engine.generate(&mut session, &[40, 41, 42], &options, &Stop::new(false), |_| ()).unwrap();
+            let counted = engine.counted().since(&Counted::default());
+            let lookups = counted.resident + counted.ahead + counted.missed;
+            let usage = engine.model.streaming().unwrap().usage().counts().to_vec();
+            let receipt = engine.route_receipt().unwrap();
+            // Eight experts in each of twelve layers for each token: of the prompt, and of those that were written.
+            assert_eq!(u64::from(usage.iter().sum::<u32>()), 12 * 96 + (3 + receipt.counts.rows) * 12 * 8);
+            (lookups, usage, receipt)
+        };
+        let (plain, measured) = (run(0), run(2));
+        assert_eq!((plain.2.kl_tokens, measured.2.kl_tokens), (0, plain.2.counts.rows / 2));
+        assert!(measured.2.kl_tokens > 0);
+        assert!(plain.0 == measured.0 && plain.1 == measured.1, "{} {}", plain.0, measured.0);
     }
 }

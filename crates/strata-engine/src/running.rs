@@ -2,13 +2,16 @@
 //!
 //! A process that has planned and is still loading uses little of its memory yet: what the system calls available is not
 //! all free for a second one. So each process writes into a file of the user's runtime folder what its plan promises it,
-//! and holds a lock on that file while its model is open.
+//! and holds a lock on that file while its model is open. Containers may share that folder, with processes of equal numbers:
+//! a process is known by its number and the space that it is a number in. Who runs on another machine has no part in this
+//! one's memory.
 //! Promises: a file that nobody has locked is nobody's, and is removed; plans are made one after another. Where no file
 //! can be written, there are no others. Refuses: to wait for others to end, and to stop them.
 
 use std::fs::{self, File, TryLockError};
-use std::io::{Seek, Write};
+use std::io::{Read, Seek, Write};
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -40,11 +43,42 @@ impl Other {
 #[derive(Deserialize, Serialize)]
 struct Said {
     pid: u32,
+    place: Place,
     model: String,
     plan_bytes: u64,
 }
 
+/// Where a process number means one process. What the system does not tell is empty.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+struct Place {
+    /// The machine since it was started.
+    boot: String,
+    /// Its space of process numbers: containers have their own.
+    space: String,
+}
+
+impl Place {
+    /// That of this process.
+    fn here() -> &'static Self {
+        static HERE: LazyLock<Place> = LazyLock::new(|| {
+            let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+            let space = fs::read_link("/proc/self/ns/pid").unwrap_or_default();
+            Place { boot: boot.trim().to_owned(), space: space.to_string_lossy().into_owned() }
+        });
+        &HERE
+    }
+
+    /// What files of its processes begin with: letters and digits.
+    fn name(&self) -> String {
+        let plain = |text: &str| text.chars().filter(char::is_ascii_alphanumeric).collect::<String>();
+        let boot: String = plain(&self.boot).chars().take(8).collect();
+        format!("{boot}{}", plain(&self.space))
+    }
+}
+
 const EXTENSION: &str = "running";
+/// A longer file is none of this program's.
+const MOST_BYTES: u64 = 1 << 16;
 /// How often a turn is asked for, and the time between: plans take milliseconds.
 const TURN_TRIES: usize = 50;
 const TURN_WAIT: Duration = Duration::from_millis(20);
@@ -72,12 +106,13 @@ fn others_in(folder: &Path) -> Vec<Other> {
                 let _ = fs::remove_file(&path);
             }
             Err(TryLockError::WouldBlock) => {
-                let said = fs::read(&path).ok().and_then(|bytes| serde_json::from_slice::<Said>(&bytes).ok());
-                let Some(Said { pid, model, plan_bytes }) = said.filter(|said| said.pid != std::process::id()) else {
+                let Some(Said { pid, place, model, plan_bytes }) = read(&path) else { continue };
+                let (here, is_in_sight) = (Place::here(), place == *Place::here());
+                if place.boot != here.boot || (is_in_sight && pid == std::process::id()) {
                     continue;
-                };
+                }
                 // Who cannot be looked at is taken to have what it was promised.
-                let held_bytes = Memory::held_bytes(pid).unwrap_or(plan_bytes);
+                let held_bytes = Some(pid).filter(|_| is_in_sight).and_then(Memory::held_bytes).unwrap_or(plan_bytes);
                 others.push(Other { pid, model, plan_bytes, held_bytes });
             }
             // The system has no such locks: nobody is known.
@@ -86,6 +121,13 @@ fn others_in(folder: &Path) -> Vec<Other> {
     }
     others.sort_by_key(|other| other.pid);
     others
+}
+
+/// What a file says, if it is one of this program's.
+fn read(path: &Path) -> Option<Said> {
+    let mut bytes = Vec::new();
+    File::open(path).ok()?.take(MOST_BYTES).read_to_end(&mut bytes).ok()?;
+    serde_json::from_slice(&bytes).ok()
 }
 
 /// The right to plan, which one process has at a time. It ends when this is dropped.
@@ -134,7 +176,7 @@ impl Entry {
         static MADE: AtomicU64 = AtomicU64::new(0);
         fs::create_dir_all(folder).ok()?;
         let number = MADE.fetch_add(1, Ordering::Relaxed);
-        let path = folder.join(format!("{}-{number}.{EXTENSION}", std::process::id()));
+        let path = folder.join(format!("{}-{}-{number}.{EXTENSION}", Place::here().name(), std::process::id()));
         // Under its name it is seen only when it is locked: else it would be taken for nobody's.
         let unseen = path.with_extension("new");
         let file = File::create(&unseen).ok()?;
@@ -149,7 +191,8 @@ impl Entry {
 
     /// Says what the plan promises now.
     pub(crate) fn announce(&self, plan_bytes: u64) {
-        let said = Said { pid: std::process::id(), model: self.model.clone(), plan_bytes };
+        let said =
+            Said { pid: std::process::id(), place: Place::here().clone(), model: self.model.clone(), plan_bytes };
         let write = || {
             let mut file = &self.file;
             file.rewind()?;
@@ -171,13 +214,42 @@ impl Drop for Entry {
 mod tests {
     use super::*;
 
+    fn said_by(pid: u32, place: &Place) -> String {
+        let said = Said { pid, place: place.clone(), model: "b.gguf".to_owned(), plan_bytes: 1 << 60 };
+        serde_json::to_string(&said).unwrap()
+    }
+
+    #[test]
+    fn containers_with_one_folder_and_equal_numbers_see_each_other() {
+        let dir = tempfile::tempdir().unwrap();
+        let here = Place::here();
+        let mine = Entry::make_in(dir.path(), Path::new("/models/a.gguf"), 100).unwrap();
+        let (pid, path) = (std::process::id(), dir.path().join("other.running"));
+        let others = |place: &Place| {
+            fs::write(&path, said_by(pid, place)).unwrap();
+            let file = File::open(&path).unwrap();
+            file.lock().unwrap();
+            others_in(dir.path())
+        };
+        let container = Place { space: "pid:[1]".to_owned(), ..here.clone() };
+        let [other] = &others(&container)[..] else { panic!("it is not seen") };
+        // What it has cannot be looked up by its number, which is this process's own here.
+        assert_eq!((other.pid, other.to_come_bytes()), (pid, 0));
+        assert!(others(here).is_empty(), "this process");
+        assert!(others(&Place { boot: "elsewhere".to_owned(), ..here.clone() }).is_empty(), "another machine's memory");
+        // Nor does one take the other's file.
+        assert_ne!(container.name(), here.name());
+        let name = mine.path.file_name().unwrap().to_str().unwrap();
+        assert!(name.starts_with(&format!("{}-{pid}-", here.name())), "{name}");
+    }
+
     #[test]
     fn field_report_09_only_living_processes_count_and_not_this_one() {
         let dir = tempfile::tempdir().unwrap();
         let mine = Entry::make_in(dir.path(), Path::new("/models/a.gguf"), 100).unwrap();
         assert!(mine.path.exists() && others_in(dir.path()).is_empty(), "this process does not count");
         // Another process's file, with the lock that it would hold. It has far less memory than this.
-        let said = |pid: u32| format!("{{\"pid\":{pid},\"model\":\"b.gguf\",\"plan_bytes\":{}}}", 1u64 << 60);
+        let said = |pid: u32| said_by(pid, Place::here());
         let path = dir.path().join("1-0.running");
         fs::write(&path, said(1)).unwrap();
         let file = File::open(&path).unwrap();

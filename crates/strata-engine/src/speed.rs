@@ -7,15 +7,14 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
-use strata_gguf::Gguf;
 use strata_model::qwen4exp::Config;
 use strata_store::plan::{Drive, MachineFacts, ModelShape, Plan, expected, touched_experts};
 
 use crate::bench::{Floors, Spread};
+use crate::kept::{self, Keep, ModelFile, is_time};
 use crate::plan::{Question, plan_of};
-use crate::{Engine, EngineError, EngineOptions, Stop, kept, usage};
+use crate::{Engine, EngineError, EngineOptions, Stop, usage};
 
-const KIND: &str = "rates";
 /// Tokens of the prompt that computation is timed with, and of the prompt whose experts get as many rows each.
 const TIMED_TOKENS: usize = 64;
 const SHOWN_TOKENS: usize = 1024;
@@ -42,8 +41,23 @@ pub struct Rates {
 }
 
 impl Rates {
-    pub(crate) fn load(gguf: &Gguf) -> Option<Self> {
-        kept::load(gguf, KIND)
+    /// Those of a model file, if they were measured on this machine.
+    ///
+    /// # Errors
+    /// When the file is no GGUF file, or is damaged.
+    pub fn of(path: &Path) -> Result<Option<Self>, EngineError> {
+        Ok(kept::load(&ModelFile::open(path)?))
+    }
+}
+
+impl Keep for Rates {
+    const KIND: &str = "rates";
+
+    fn is_plausible(&self) -> bool {
+        let is_rate = |rate: f64| rate >= 1.0 && rate.is_finite();
+        self.drive_bytes_per_second.is_none_or(is_rate)
+            && is_rate(self.prompt_flops_per_second)
+            && is_time(self.token_s)
     }
 }
 
@@ -74,17 +88,24 @@ impl Work {
     /// # Errors
     /// When the file is no model that can be run, or memory does not suffice.
     pub fn of(path: &Path, options: &EngineOptions) -> Result<Self, EngineError> {
-        let gguf = Gguf::open(path)?;
-        let plan = plan_of(&gguf, path, options, None)?;
-        Self::planned(&gguf, path, options, plan)
+        let file = ModelFile::open(path)?;
+        let plan = plan_of(&file, path, options, None)?;
+        Self::planned(&file, path, options, plan)
     }
 
     /// That of an open model.
-    pub(crate) fn planned(gguf: &Gguf, path: &Path, options: &EngineOptions, plan: Plan) -> Result<Self, EngineError> {
-        let Question { config, shape, machine, request } = Question::of(gguf, path, options, None)?;
-        let vocabulary = gguf.tensor("token_embd.weight").map_or(0, |table| table.rows() as usize);
-        let hits = hits(&plan, &shape, &usage::load(gguf));
-        let files = gguf.files().iter().map(|file| file.path.clone()).collect();
+    pub(crate) fn planned(
+        file: &ModelFile,
+        path: &Path,
+        options: &EngineOptions,
+        plan: Plan,
+    ) -> Result<Self, EngineError> {
+        let Question { config, mut shape, machine, request } = Question::of(file, path, options, None)?;
+        let vocabulary = file.tensor("token_embd.weight").map_or(0, |table| table.rows() as usize);
+        // A token does not go through the layer of a draft head: what drafts save is not foretold, nor what they cost.
+        shape.part_bytes.truncate(config.layers);
+        let hits = hits(&plan, &shape, &usage::load(file, plan.experts, shape.experts));
+        let files = file.files().iter().map(|file| file.path.clone()).collect();
         Ok(Self { files, config, shape, machine, io_depth: request.io_depth, vocabulary, plan, hits })
     }
 
@@ -142,15 +163,20 @@ impl Work {
     }
 }
 
+/// `shape` is that of the layers which a token goes through, the first that `counts` are of; a draft head's come after them,
+/// and share the slots.
 fn hits(plan: &Plan, shape: &ModelShape, counts: &[u32]) -> Hits {
-    let total: u64 = counts.iter().map(|count| u64::from(*count)).sum();
-    let rows = shape.part_bytes.len() as u64 * shape.top_k;
+    let layers = shape.part_bytes.len();
+    let counted = counts.len().min(layers * shape.experts as usize);
+    let total: u64 = counts[..counted].iter().map(|count| u64::from(*count)).sum();
+    let rows = layers as u64 * shape.top_k;
     if plan.slots >= plan.experts {
         Hits { share: 1.0, is_counted: true }
     } else if counts.len() as u64 == plan.experts && total >= LEAST_COUNTED_TOKENS * rows {
-        let mut sorted = counts.to_vec();
-        sorted.sort_unstable_by_key(|count| std::cmp::Reverse(*count));
-        let held: u64 = sorted.iter().take(plan.slots as usize).map(|count| u64::from(*count)).sum();
+        let mut sorted: Vec<usize> = (0..counts.len()).collect();
+        sorted.sort_by_key(|expert| std::cmp::Reverse(counts[*expert]));
+        let held = sorted.iter().take(plan.slots as usize).filter(|expert| **expert < counted);
+        let held: u64 = held.map(|expert| u64::from(counts[*expert])).sum();
         Hits { share: held as f64 / total as f64, is_counted: true }
     } else {
         Hits { share: plan.share().powf(ASSUMED_EXPONENT), is_counted: false }
@@ -182,7 +208,7 @@ impl Engine {
             prompt_flops_per_second: self.prompt_flops(tokens) as f64 / prompt_s,
             token_s,
         };
-        let saved = kept::save(&self.gguf, KIND, &rates);
+        let saved = kept::save(&self.gguf, &rates);
         Ok((rates, saved))
     }
 
@@ -259,5 +285,10 @@ mod tests {
         assert!(!assumed.is_counted && (assumed.share - 0.5f64.powf(0.18)).abs() < 1e-12, "{assumed:?}");
         assert!(!hits(&few, &shape, &[1 << 20; 7]).is_counted, "of another model");
         assert_eq!(hits(&plan(8), &shape, &[]).share, 1.0);
+
+        // With a draft head, whose third layer takes two of the four slots: what is left holds 400 and 300 of 1,000.
+        let with_head = Plan { experts: 12, ..few };
+        let counted = hits(&with_head, &shape, &[400, 0, 0, 100, 300, 100, 50, 50, 900, 800, 0, 0]);
+        assert_eq!(counted, Hits { share: 0.7, is_counted: true });
     }
 }

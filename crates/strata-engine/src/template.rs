@@ -202,7 +202,7 @@ fn compile(source: &str) -> Result<Environment<'static>, Error> {
 }
 
 /// Runs `work` where it may recurse, see [`STACK_BYTES`].
-pub(crate) fn on_deep_stack<T: Send>(work: impl FnOnce() -> T + Send) -> std::io::Result<T> {
+fn on_deep_stack<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, TemplateError> {
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, work)?;
         thread.join().map_or_else(|panic| std::panic::resume_unwind(panic), Ok)

@@ -12,7 +12,7 @@ use crate::{Engine, EngineError, Sampler, SamplerParams};
 pub enum Then<'a> {
     /// These tokens.
     Given(&'a [u32]),
-    /// What the model writes: at most so many tokens, and none after it ended its turn.
+    /// What the model writes: at most so many tokens, and none after it ended its turn or the context is full.
     Written {
         /// How many.
         tokens: usize,
@@ -102,7 +102,8 @@ impl Recorder<'_> {
                 let mut sampler = Sampler::new(sampling)?;
                 // Without a tokenizer, no token ends a turn.
                 let ends = engine.tokenizer().map(|tokenizer| tokenizer.end_of_turn_ids().to_vec()).unwrap_or_default();
-                for _ in 0..tokens {
+                let room = engine.model.context_tokens() - ids.len();
+                for _ in 0..tokens.min(room) {
                     let id = sampler.sample(&logits)?;
                     if ends.contains(&id) {
                         break;

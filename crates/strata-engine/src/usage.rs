@@ -5,10 +5,8 @@
 
 use std::fs;
 
-use strata_gguf::Gguf;
-
 use crate::EngineError;
-use crate::kept::{Key, key, place, replace};
+use crate::kept::{Key, ModelFile, place, replace};
 
 /// What files of this kind are called.
 const KIND: &str = "usage";
@@ -17,18 +15,28 @@ const MAGIC: &[u8; 16] = b"strata usage 01\n";
 /// A file of more counts than any model has experts is not read.
 const MOST_COUNTS: u64 = 1 << 22;
 
-/// The counts of earlier runs; empty when there are none that can be used.
-pub(crate) fn load(gguf: &Gguf) -> Vec<u32> {
-    let Ok(key) = key(gguf) else { return Vec::new() };
+/// The counts of earlier runs, for a model of so many experts in all and in a layer; empty when there are none that can be
+/// used.
+pub(crate) fn load(file: &ModelFile, experts: u64, layer_experts: u64) -> Vec<u32> {
+    let Ok(key) = file.key() else { return Vec::new() };
     let read = || {
-        let path = place(&key, KIND)?;
+        let path = place(key, KIND)?;
         let most_bytes = (MAGIC.len() + key.len()) as u64 + 4 * MOST_COUNTS;
         if fs::metadata(&path).ok()?.len() > most_bytes {
             return None;
         }
-        parse(&fs::read(path).ok()?, &key)
+        fit(parse(&fs::read(path).ok()?, key)?, experts as usize, layer_experts as usize)
     };
     read().unwrap_or_default()
+}
+
+/// The counts of a run may end with those of a draft head, which the next one has or has not: one layer more or less.
+fn fit(mut counts: Vec<u32>, experts: usize, layer_experts: usize) -> Option<Vec<u32>> {
+    if counts.len().abs_diff(experts) > layer_experts || !counts.len().abs_diff(experts).is_multiple_of(layer_experts) {
+        return None;
+    }
+    counts.resize(experts, 0);
+    Some(counts)
 }
 
 fn parse(bytes: &[u8], key: &Key) -> Option<Vec<u32>> {
@@ -38,11 +46,11 @@ fn parse(bytes: &[u8], key: &Key) -> Option<Vec<u32>> {
 }
 
 /// Keeps the counts for later runs.
-pub(crate) fn save(gguf: &Gguf, counts: &[u32]) -> Result<(), EngineError> {
-    let key = key(gguf)?;
-    let Some(path) = place(&key, KIND) else { return Ok(()) };
+pub(crate) fn save(file: &ModelFile, counts: &[u32]) -> Result<(), EngineError> {
+    let key = file.key()?;
+    let Some(path) = place(key, KIND) else { return Ok(()) };
     let counts: Vec<u8> = counts.iter().flat_map(|count| count.to_le_bytes()).collect();
-    replace(&path, &[MAGIC, &key, &counts])
+    replace(&path, &[MAGIC, key, &counts])
 }
 
 #[cfg(test)]
@@ -59,5 +67,16 @@ mod tests {
         assert_eq!(parse(&bytes[..bytes.len() - 1], &key), None);
         assert_eq!(parse(&bytes[1..], &key), None);
         assert_eq!(parse(&[], &key), None);
+    }
+
+    #[test]
+    fn counts_with_and_without_a_draft_head_serve_each_other() {
+        let trunk = vec![5, 6, 7, 8];
+        assert_eq!(fit(trunk.clone(), 4, 2), Some(trunk.clone()));
+        assert_eq!(fit(trunk.clone(), 6, 2), Some(vec![5, 6, 7, 8, 0, 0]));
+        assert_eq!(fit(vec![5, 6, 7, 8, 9, 9], 4, 2), Some(trunk.clone()));
+        for (experts, layer_experts) in [(5, 2), (8, 2), (0, 2), (4 + 3, 2)] {
+            assert_eq!(fit(trunk.clone(), experts, layer_experts), None, "{experts}");
+        }
     }
 }

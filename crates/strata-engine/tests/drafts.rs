@@ -61,7 +61,17 @@ fn open(kind: DraftKind, head: Option<&Path>, threads: usize, slots: Option<u64>
     Engine::open(&mini(), &options).unwrap()
 }
 
-const SEEDED: SamplerParams = SamplerParams { temperature: 0.9, top_k: 40, top_p: 0.95, min_p: 0.05, seed: 11 };
+const SEEDED: SamplerParams = SamplerParams {
+    temperature: 0.9,
+    top_k: 40,
+    top_p: 0.95,
+    min_p: 0.05,
+    seed: 11,
+    repeat_penalty: 1.0,
+    repeat_window: 64,
+    presence_penalty: 0.0,
+    frequency_penalty: 0.0,
+};
 
 fn options(max_tokens: usize, sampling: SamplerParams) -> GenerateOptions {
     GenerateOptions { max_tokens, sampling }

@@ -49,7 +49,8 @@ fn write(options: &EngineOptions, prompt: Prompt) -> Vec<u32> {
     let text = "The reader opens the file and reads the first page. The writer opens the file";
     let (start, rest) = (encode(text), encode(" and reads the second page. The reader"));
     let whole = [start.clone(), rest].concat();
-    let sampling = SamplerParams { temperature: 0.8, top_k: 40, top_p: 0.95, min_p: 0.05, seed: SEED };
+    let sampling =
+        SamplerParams { temperature: 0.8, top_k: 40, top_p: 0.95, min_p: 0.05, seed: SEED, ..SamplerParams::default() };
     let mut session = engine.new_session().unwrap();
     let stop = Stop::new(false);
     if prompt == Prompt::Reused {

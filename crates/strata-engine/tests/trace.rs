@@ -61,6 +61,21 @@ fn passes_do_not_change_what_is_recorded() {
     assert!(trace::record(&mut engine(8, 4), &IDS, Then::Given(&[]), &Stop::new(true)).unwrap_err().is_cancelled());
 }
 
+/// A long recording is not lost at the end of the context.
+#[test]
+fn what_is_written_ends_with_the_context() {
+    let mut options = EngineOptions::default();
+    options.model.context_tokens = Some(IDS.len() + 12);
+    let mut engine = Engine::open(&mini4(), &options).unwrap();
+    let sampling = SamplerParams::default();
+    let mut write = |tokens| {
+        trace::record(&mut engine, &IDS, Then::Written { tokens, sampling }, &Stop::new(false)).unwrap().decode
+    };
+    let all = write(usize::MAX);
+    assert_eq!(all.len(), 12);
+    assert_eq!(write(11), all[..11]);
+}
+
 /// Tokens that come one by one have the routes that they have in a prompt, and so have those that the model writes.
 #[test]
 fn what_comes_after_a_prompt_is_recorded_token_by_token() {

@@ -21,7 +21,7 @@ pub use error::{GgufError, Problem};
 pub use metadata::{Array, Metadata, MetadataError, Optional, Value};
 pub use model::{Gguf, ModelFile};
 pub use reader::{Header, parse};
-pub use set::{set_metadata, set_path};
+pub use set::{set_metadata, set_path, split_name};
 pub use tensor::Tensor;
 pub use types::TensorType;
 pub use writer::{GgufWriter, NewTensor};

@@ -50,8 +50,8 @@ pub(crate) fn paths(path: &Path) -> Vec<PathBuf> {
     (1..=count).map(|no| path.with_file_name(format!("{prefix}-{no:05}-of-{count:05}.gguf"))).collect()
 }
 
-/// `NAME-00002-of-00003.gguf` as `NAME` and 3.
-fn split_name(name: &str) -> Option<(&str, u32)> {
+/// The name of one file of a set, such as `NAME-00002-of-00003.gguf`, as `NAME` and 3; `None`: it is no such name.
+pub fn split_name(name: &str) -> Option<(&str, u32)> {
     let five_digits = |text: &str| {
         let is_number = text.len() == 5 && text.bytes().all(|byte| byte.is_ascii_digit());
         is_number.then(|| text.parse::<u32>().ok()).flatten()

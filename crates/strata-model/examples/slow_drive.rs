@@ -1,6 +1,7 @@
-//! Tokens one by one from drives of several speeds, with read-ahead and without, in turns, on the model that ships:
+//! Tokens one by one from drives of several speeds, without read-ahead, with forecasts of the next layer and with early ones,
+//! too, in turns, on the model that ships:
 //!
-//!     cargo run --release -p strata-model --example slow_drive [PAIRS]
+//!     cargo run --release -p strata-model --example slow_drive [TURNS]
 //!
 //! Three tenths of the experts have slots. The drive is simulated: the file is in memory, and reads end when a drive of that
 //! speed would have done them one after the other.
@@ -17,37 +18,38 @@ use strata_model::ModelError;
 use strata_model::qwen4exp::{Model, Options, Rows, Streaming, Unobserved};
 use strata_store::reads::faulty::{Faults, Faulty};
 use strata_store::reads::{self, Port, ReaderKind};
-use strata_store::scheduler::{Class, Counts};
+use strata_store::scheduler::{Class, Counts, Forecasts};
 use strata_store::{Lookahead, StoreError};
 
+const SIDES: [Lookahead; 3] = [Lookahead::Off, Lookahead::Router, Lookahead::Router2];
 const CONTEXT_TOKENS: usize = 64;
 const TOKENS: usize = 128;
 
 fn main() {
-    let pairs = std::env::args().nth(1).map_or(9, |pairs| pairs.parse().expect("a number of pairs"));
+    let turns = std::env::args().nth(1).map_or(9, |turns| turns.parse().expect("a number of turns"));
     let ids = Recorded::open(&strata_mini("reference.safetensors")).u32("prompt2.token_ids");
     let (warm_up, ids) = ids.split_at(ids.len() / 2);
     let ids = &ids[..CONTEXT_TOKENS + TOKENS];
-    println!("drive        off tok/s   on tok/s   on/off   precision  recall   read/needed, on");
+    println!("                                                        right, of what was missing        read/needed");
+    println!("drive      off tok/s   router/off   router2/router   router         router2: early     router  router2");
     for bytes_per_second in [0.25e9, 0.5e9, 1e9, 2e9, f64::INFINITY] {
-        measure(bytes_per_second, pairs, warm_up, ids).expect("the shipped model can be read");
+        measure(bytes_per_second, turns, warm_up, ids).expect("the shipped model can be read");
     }
 }
 
-fn measure(bytes_per_second: f64, pairs: usize, warm_up: &[u32], ids: &[u32]) -> Result<(), ModelError> {
+fn measure(bytes_per_second: f64, turns: usize, warm_up: &[u32], ids: &[u32]) -> Result<(), ModelError> {
     let faults = Faults::default();
     let mut model = open(&faults)?;
     let mut sequence = model.new_sequence()?;
     model.forward(&mut sequence, warm_up, Rows::Last, &mut Vec::new(), &mut Unobserved)?;
     model.free(sequence);
     store(&mut model).start_over()?;
-    let mut seconds = [Vec::new(), Vec::new()];
-    let mut counts = Counts::default();
-    for pair in 0..=pairs {
-        for side in if pair % 2 == 0 { [0, 1] } else { [1, 0] } {
-            let lookahead = [Lookahead::Off, Lookahead::Router][side];
+    let mut seconds = SIDES.map(|_| Vec::new());
+    let mut counts = SIDES.map(|_| Counts::default());
+    for turn in 0..=turns {
+        for side in (0..SIDES.len()).map(|at| (at + turn) % SIDES.len()) {
             faults.slow_down(None);
-            let streaming = Streaming { lookahead, forecast_min: 1, ..Streaming::default() };
+            let streaming = Streaming { lookahead: SIDES[side], forecast_min: 1, ..Streaming::default() };
             model.set_streaming(1024, &streaming);
             store(&mut model).forget_all()?;
             model.load_experts(&mut |_, _| true)?;
@@ -61,28 +63,34 @@ fn measure(bytes_per_second: f64, pairs: usize, warm_up: &[u32], ids: &[u32]) ->
                 logits.clear();
                 model.forward(&mut sequence, &[*id], Rows::Last, &mut logits, &mut Unobserved)?;
             }
-            // The first pair warms up.
-            if pair > 0 {
+            // The first turn warms up.
+            if turn > 0 {
                 seconds[side].push(start.elapsed().as_secs_f64());
             }
-            if side == 1 {
-                counts = between(&before, store(&mut model).counts());
-            }
+            counts[side] = between(&before, store(&mut model).counts());
             model.free(sequence);
         }
     }
-    let ratios = seconds[0].iter().zip(&seconds[1]).map(|(off, on)| on / off).collect();
-    let rate = |seconds: &[f64]| TOKENS as f64 / median(seconds.to_vec());
-    let read = counts.read[Class::Demand] + counts.read[Class::ReadAhead];
+    let ratio = |a: usize, b: usize| median(seconds[a].iter().zip(&seconds[b]).map(|(a, b)| a / b).collect());
+    let worth = |of: Forecasts| {
+        let percent = |part: Option<f64>| 100.0 * part.unwrap_or(0.0);
+        format!("{:4.1} % {:5.1} %", percent(of.precision()), percent(of.recall()))
+    };
+    let read_by_needed = |counts: &Counts| {
+        let read = counts.read[Class::Demand] + counts.read[Class::ReadAhead];
+        read.bytes as f64 / (counts.ahead + counts.missed).bytes as f64
+    };
     println!(
-        "{:>4.2} GB/s  {:>10.1} {:>10.1}   {:>6.3}   {:>7.1} % {:>5.1} %   {:.2}",
+        "{:>4.2} GB/s {:>10.1} {:>12.3} {:>16.3}   {}  {}: {}   {:.2}    {:.2}",
         bytes_per_second / 1e9,
-        rate(&seconds[0]),
-        rate(&seconds[1]),
-        median(ratios),
-        100.0 * counts.forecast.precision().unwrap_or(0.0),
-        100.0 * counts.forecast.recall().unwrap_or(0.0),
-        read.bytes as f64 / (counts.ahead + counts.missed).bytes as f64,
+        TOKENS as f64 / median(seconds[0].clone()),
+        ratio(1, 0),
+        ratio(2, 1),
+        worth(counts[1].forecast),
+        worth(counts[2].forecast),
+        worth(counts[2].early_forecast),
+        read_by_needed(&counts[1]),
+        read_by_needed(&counts[2]),
     );
     Ok(())
 }
@@ -112,6 +120,7 @@ fn between(before: &Counts, after: &Counts) -> Counts {
         counts.read[class] = after.read[class] - before.read[class];
     }
     counts.forecast = after.forecast - before.forecast;
+    counts.early_forecast = after.early_forecast - before.early_forecast;
     counts
 }
 

@@ -26,6 +26,8 @@ struct Script {
     ranked: Vec<(u32, Vec<u32>)>,
     demands: Vec<(u32, Vec<Demand>)>,
     wants_forecast: bool,
+    /// Where early forecasts are wanted, too.
+    wants_early: bool,
     /// Hand experts out last first, one by one.
     reversed: bool,
     /// Fail when this layer's experts are asked for.
@@ -85,6 +87,12 @@ impl ExpertStore for Watched {
 
     fn wants_forecast(&self) -> bool {
         self.script.lock().unwrap().wants_forecast
+    }
+
+    fn wants_early_forecast(&self) -> bool {
+        let mut script = self.script.lock().unwrap();
+        script.log.push("early?".to_owned());
+        script.wants_early
     }
 
     fn close(&mut self, layer: u32) {
@@ -307,6 +315,41 @@ fn a_single_row_is_forecast_by_rank_and_wider_than_it_will_be_routed() {
         distinct.dedup();
         assert_eq!(distinct.len(), 7, "{ranked:?}");
     }
+}
+
+#[test]
+fn an_early_forecast_is_the_router_after_the_next_one_on_the_same_input() {
+    let run = |wants_early, ids: &[u32]| {
+        let backend = RecordingBackend::default();
+        let recording = backend.recording();
+        let script = Script { wants_forecast: true, wants_early, ..Script::default() };
+        let (mut model, script) = watched("moe8ple", Box::new(backend), Options::default(), script);
+        let mut sequence = model.new_sequence().unwrap();
+        model.forward(&mut sequence, ids, Rows::Last, &mut Vec::new(), &mut Unobserved).unwrap();
+        let (script, calls) = (std::mem::take(&mut *script.lock().unwrap()), recording.lock().unwrap().calls.clone());
+        // What each router after a layer's own is asked directly after it, before the layer's input is gone.
+        let of_layers: Vec<Vec<_>> = (0..calls.len())
+            .filter(|at| matches!(calls[*at], Call::Route { .. }))
+            .map(|at| {
+                let router = |call: &Call| if let Call::Forecast { router, .. } = call { Some(*router) } else { None };
+                calls[at + 1..].iter().map_while(router).collect()
+            })
+            .collect();
+        let asked = script.log.iter().filter(|line| *line == "early?").count();
+        (script.ranked.iter().map(|(layer, _)| *layer).collect::<Vec<_>>(), of_layers, asked)
+    };
+    let (layers, routers, asked) = run(true, &[7]);
+    // The next layer's comes first; the last layer but one has none after the next.
+    assert_eq!((layers, asked), (vec![1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7], 6));
+    assert_eq!(routers.iter().map(Vec::len).collect::<Vec<_>>(), [2, 2, 2, 2, 2, 2, 1, 0]);
+    for (routers, of_next) in routers.iter().zip(&routers[1..7]) {
+        assert!(routers[1] == of_next[0] && routers[0] != routers[1], "{routers:?}, {of_next:?}");
+    }
+    // Computed only where the store wants it, which it is asked of single rows.
+    let (layers, routers, asked) = run(false, &[7]);
+    assert_eq!((layers.len(), routers.concat().len(), asked), (7, 7, 6));
+    let (layers, routers, asked) = run(true, &[7, 8]);
+    assert_eq!((layers.len(), routers.concat().len(), asked), (0, 7, 0));
 }
 
 /// Counts how often each layer's forecast names each expert.

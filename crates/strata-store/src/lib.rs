@@ -91,11 +91,17 @@ pub trait ExpertStore: Send {
     fn forecast(&mut self, layer: u32, experts: &[Demand]);
 
     /// Experts that the only row of the pass is expected to be routed to in `layer`, the most likely first. A hint, as
-    /// [`forecast`](Self::forecast) is.
+    /// [`forecast`](Self::forecast) is. For the layer after the one at hand, or an early one for the layer after that.
     fn forecast_ranked(&mut self, layer: u32, experts: &[u32]);
 
     /// Whether forecasts are of any use to this store.
     fn wants_forecast(&self) -> bool;
+
+    /// Whether an early forecast of the only row of the pass is worth its computation in the layer at hand, asked when the
+    /// next layer's is known: whether the drive will have time for more than that.
+    fn wants_early_forecast(&self) -> bool {
+        false
+    }
 
     /// All rows of the layer were routed: nothing but what was demanded will be used.
     fn close(&mut self, layer: u32);

@@ -77,7 +77,7 @@ fn pass(scheduler: &mut Scheduler, kind: PassKind, all: &[Demand], fails: bool) 
         if kind == PassKind::Decode {
             let mut ranked = [0; EXPERTS as usize];
             ranked.iter_mut().zip(all).for_each(|(index, demand)| *index = demand.expert);
-            scheduler.forecast_ranked(layer + 1, &ranked);
+            (1..3).for_each(|ahead| scheduler.forecast_ranked(layer + ahead, &ranked));
             scheduler.expect_idle(9.0);
         }
         for strip in all.chunks(7) {

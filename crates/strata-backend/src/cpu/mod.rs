@@ -25,7 +25,7 @@ use self::pass::{Pass, Scratch, zeroed};
 use self::states::State;
 use crate::{
     Backend, BackendError, Choice, DraftInput, ExpertShape, Field, GroupEntry, HyperRead, KvType, MatrixData, MatrixId,
-    Mixer, PassId, PassShape, Ple, Qsa, Routes, SavedState, SharedExpert, StateId, StatePart, StateShape, Ticket,
+    Mixer, PassId, PassShape, Ple, Qsa, Routes, Run, SavedState, SharedExpert, StateId, StatePart, StateShape, Ticket,
     VectorId,
 };
 
@@ -140,8 +140,35 @@ fn room(passes: &mut [Option<Pass>], id: PassId) -> &mut Pass {
     passes[id.0 as usize].as_mut().expect("the pass was not freed")
 }
 
+/// States by handle, with the rows that are kept of them.
+type States = [Option<(State, Kept)>];
+
+/// All rows of runs that follow one another.
+fn all_rows(runs: &[Run]) -> Range<usize> {
+    let follow = runs.windows(2).all(|pair| pair[0].rows.end == pair[1].rows.start);
+    assert!(follow && !runs.is_empty(), "runs that do not follow one another");
+    runs[0].rows.start..runs[runs.len() - 1].rows.end
+}
+
+/// The rows of a run among all rows of the runs that it is one of.
+fn within(run: &Run, all: &Range<usize>) -> Range<usize> {
+    run.rows.start - all.start..run.rows.end - all.start
+}
+
+/// The part of `rows` rows, which are equally long, that these are.
+fn part<T>(values: &[T], all: usize, rows: Range<usize>) -> &[T] {
+    let width = values.len() / all;
+    &values[rows.start * width..rows.end * width]
+}
+
+/// [`part`], to be written to.
+fn part_mut<T>(values: &mut [T], all: usize, rows: Range<usize>) -> &mut [T] {
+    let width = values.len() / all;
+    &mut values[rows.start * width..rows.end * width]
+}
+
 /// The state behind a handle, and the rows that are kept of it.
-fn state(states: &mut [Option<(State, Kept)>], id: StateId) -> &mut (State, Kept) {
+fn state(states: &mut States, id: StateId) -> &mut (State, Kept) {
     states[id.0 as usize].as_mut().expect("the state was not freed")
 }
 
@@ -288,9 +315,8 @@ impl Backend for CpuBackend {
 
     fn extend_cache(&mut self, pass: PassId, rows: Range<usize>, layer: &Qsa, id: StateId) -> Result<(), BackendError> {
         let Self { cpu, weights, passes, states, scratch, .. } = self;
-        let (State::Qsa(state), kept) = state(states, id) else { panic!("attention was given another state") };
-        let pass = room(passes, pass);
-        qsa::mix(cpu, weights, pass, rows, layer, (state, kept), scratch, qsa::Work::Extend)
+        let runs = [Run { rows, state: id }];
+        qsa::mix(cpu, weights, room(passes, pass), &runs, layer, states, scratch, qsa::Work::Extend)
     }
 
     fn read_streams(&mut self, pass: PassId, rows: Range<usize>, layer: &HyperRead) {
@@ -298,22 +324,18 @@ impl Backend for CpuBackend {
         streams::read(cpu, weights, room(passes, pass), rows, layer, scratch);
     }
 
-    fn mix(&mut self, pass: PassId, rows: Range<usize>, mixer: &Mixer, id: StateId) -> Result<(), BackendError> {
+    fn mix(&mut self, pass: PassId, runs: &[Run], mixer: &Mixer) -> Result<(), BackendError> {
         let Self { cpu, weights, passes, states, scratch, .. } = self;
         let pass = room(passes, pass);
+        let rows = all_rows(runs);
         assert!(rows.len() <= pass.shape.strip_rows, "a strip of {} rows", rows.len());
         if pass.shape.keep_details {
             // Only attention selects: what an earlier layer or pass left here is not this mixer's.
-            pass.selected_blocks[rows.clone()].fill(None);
+            pass.selected_blocks[rows].fill(None);
         }
-        match (mixer, state(states, id)) {
-            (Mixer::Gdn(gdn), (State::Gdn(state), kept)) => {
-                gdn::mix(cpu, weights, pass, rows, gdn, (state, kept), scratch);
-            }
-            (Mixer::Qsa(qsa), (State::Qsa(state), kept)) => {
-                qsa::mix(cpu, weights, pass, rows, qsa, (state, kept), scratch, qsa::Work::Mix)?;
-            }
-            _ => panic!("a mixer was given the state of another kind"),
+        match mixer {
+            Mixer::Gdn(gdn) => gdn::mix(cpu, weights, pass, runs, gdn, states, scratch),
+            Mixer::Qsa(qsa) => qsa::mix(cpu, weights, pass, runs, qsa, states, scratch, qsa::Work::Mix)?,
         }
         Ok(())
     }

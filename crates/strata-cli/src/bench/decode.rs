@@ -84,6 +84,10 @@ impl Work for Tokens {
             "bytes_missed": streamed.needed.bytes,
             "records_missed": streamed.needed.records,
             "forecast": { "precision": streamed.forecast.precision(), "recall": streamed.forecast.recall() },
+            "early_forecast": {
+                "precision": streamed.early_forecast.precision(),
+                "recall": streamed.early_forecast.recall(),
+            },
             "routes": run.routes.as_ref().map(route::json),
             "peak_flops_per_second": run.peak_flops_per_second,
             "peak_rss_bytes": run.peak_rss_bytes,
@@ -169,15 +173,18 @@ fn write_side(out: &mut impl Write, name: &str, backend: &str, runs: &[DecodeRun
         return Ok(());
     }
     write_streamed(out, &runs.iter().map(|run| &run.streamed).collect::<Vec<_>>(), wall.median)?;
-    let forecasts = runs.iter().map(|run| run.streamed.forecast.precision().zip(run.streamed.forecast.recall()));
-    if let Some(forecasts) = forecasts.collect::<Option<Vec<_>>>() {
-        let median = |of: fn(&(f64, f64)) -> f64| 100.0 * Spread::of(forecasts.iter().map(of)).median;
-        writeln!(
-            out,
-            "  forecast  {:.1} % right, {:.1} % of what was missing foreseen",
-            median(|forecast| forecast.0),
-            median(|forecast| forecast.1)
-        )?;
+    for (name, is_early) in [("forecast", false), ("early", true)] {
+        let of = |run: &DecodeRun| if is_early { run.streamed.early_forecast } else { run.streamed.forecast };
+        let forecasts = runs.iter().map(of).map(|forecast| forecast.precision().zip(forecast.recall()));
+        if let Some(forecasts) = forecasts.collect::<Option<Vec<_>>>() {
+            let median = |of: fn(&(f64, f64)) -> f64| 100.0 * Spread::of(forecasts.iter().map(of)).median;
+            writeln!(
+                out,
+                "  {name:<10}{:.1} % right, {:.1} % of what was missing foreseen",
+                median(|forecast| forecast.0),
+                median(|forecast| forecast.1)
+            )?;
+        }
     }
     if let Some(peak_bytes) = runs.iter().filter_map(|run| run.peak_rss_bytes).max() {
         writeln!(

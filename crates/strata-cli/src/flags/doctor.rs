@@ -1,5 +1,7 @@
 //! Flags of `strata doctor` and `strata calibrate`.
 
+use std::path::PathBuf;
+
 use clap::Args;
 
 use super::plan::gib;
@@ -40,8 +42,11 @@ pub(crate) struct CalibrateFlags {
     /// Runs with each size, in turns.
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = at_least_one)]
     pub(crate) repeat: usize,
+    /// File with the text to read [default: the ids a synthetic file names, or the shipped text].
+    #[arg(long, value_name = "FILE")]
+    pub(crate) text: Option<PathBuf>,
     /// Forget what was found for this model.
-    #[arg(long, conflicts_with_all = ["sizes", "tokens", "context_tokens", "repeat"])]
+    #[arg(long, conflicts_with_all = ["sizes", "tokens", "context_tokens", "repeat", "text"])]
     pub(crate) forget: bool,
     /// Print one JSON object, in bytes and seconds.
     #[arg(long)]

@@ -16,7 +16,7 @@ pub(crate) struct DraftFlags {
     #[arg(long, value_name = "N", default_value_t = MOST_DRAFTS as u32, value_parser = clap::value_parser!(u32).range(1..=MOST_DRAFTS as i64))]
     pub(crate) draft_max: u32,
     /// The model's draft head, where it is a file of its own (GGUF).
-    #[arg(long, value_name = "FILE", requires = "draft")]
+    #[arg(long, value_name = "FILE")]
     pub(crate) mtp: Option<PathBuf>,
     /// What the draft head's norm of the streams is taken over; try which one drafts better.
     #[arg(long, value_enum, default_value_t = NormFlag::One)]

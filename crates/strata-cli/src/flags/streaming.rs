@@ -19,7 +19,8 @@ pub(crate) struct StreamingFlags {
     /// The most memory of the arena of experts, in GiB [default: what is left].
     #[arg(long, value_name = "GIB", value_parser = gib)]
     pub(crate) arena_gb: Option<u64>,
-    /// What is read before it is needed: nothing, what earlier prompts used most, or what the next layer's router says.
+    /// What is read before it is needed: nothing, what earlier prompts used most, or what the next layer's router says;
+    /// for single tokens also the router after it, where the drive has time.
     #[arg(long, value_enum, default_value_t = LookaheadFlag::Router)]
     pub(crate) lookahead: LookaheadFlag,
     /// Read only experts ahead that at least N tokens are expected to need.
@@ -76,6 +77,8 @@ pub(crate) enum LookaheadFlag {
     Profile,
     /// What the next layer's router says of this layer's input.
     Router,
+    /// The same, and for single tokens what the router after it says, where the drive has time for more.
+    Router2,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -14,7 +14,7 @@ fn keys(value: &Value) -> Vec<&str> {
     keys
 }
 
-const TIMING_KEYS: [&str; 37] = [
+const TIMING_KEYS: [&str; 38] = [
     "backend",
     "bench",
     "bytes_missed",
@@ -23,6 +23,7 @@ const TIMING_KEYS: [&str; 37] = [
     "compute_floor_s",
     "context_tokens",
     "drive_floor_s",
+    "early_forecast",
     "exposed_wait_s",
     "first_64_tok_s",
     "flops_per_second",

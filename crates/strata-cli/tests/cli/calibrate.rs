@@ -91,7 +91,11 @@ fn field_report_05_06_the_arena_that_was_found_best_is_used_until_it_is_forgotte
 #[test]
 fn people_read_a_table() {
     let dir = tempfile::tempdir().unwrap();
+    // As it is installed: with a text of the user's own.
+    let (text, model) = (dir.path().join("text.txt"), crate::mini());
+    fs::write(&text, "one two three").unwrap();
     let args = ["calibrate", "--sizes", "0.002,0.01", "-n", "2", "--context-tokens", "2", "--repeat", "1"];
+    let args = [&args[..], &["--text", arg(&text), "-m", arg(&model)]].concat();
     let shown = with_cache(dir.path(), &args).ok();
     assert_eq!(shown.lines().count(), 4, "{shown}");
     assert_eq!(shown.matches("  kept\n").count(), 1, "{shown}");
@@ -111,8 +115,11 @@ fn what_cannot_be_calibrated_is_said() {
     with_cache(dir.path(), &["calibrate", "--context", "20"]).ok();
     let sizes = ["--sizes", "0.002", "-n", "1", "--context-tokens", "1", "--repeat", "1"];
     with_cache(dir.path(), &[&["calibrate", "--context", "3"][..], &sizes].concat()).fails(1, &["--context"]);
-    // Where nothing can be kept, that is a failure: it is all that was asked for.
+    // Where nothing can be kept, that is a failure: it is all that was asked for. What was measured is shown.
     let file = dir.path().join("file");
     fs::write(&file, "x").unwrap();
-    with_cache(&file, &[&["calibrate"][..], &sizes].concat()).fails(1, &["calibration"]);
+    let ran = with_cache(&file, &[&["calibrate"][..], &sizes].concat());
+    assert!(ran.code == Some(1) && ran.stderr.contains("calibration"), "{ran:?}");
+    assert!(ran.stdout.contains("  best\n") && !ran.stdout.contains("kept"), "{ran:?}");
+    with_cache(dir.path(), &["calibrate", "--text", "missing.txt", "--sizes", "0.002"]).fails(1, &["missing.txt"]);
 }

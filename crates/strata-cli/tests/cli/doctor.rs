@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::Stdio;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use strata_gguf::{Gguf, GgufWriter, Metadata, NewTensor, Value as MetadataValue};
 
 use crate::{Ran, arg, command, mini, oracle, strata};
@@ -191,6 +191,31 @@ fn broken_files_and_full_machines_are_findings() {
     assert!(code == Some(0) && finds(&shown, false, "nothing can be kept"), "{shown}");
 }
 
+/// What earlier runs left may have been edited by hand: nothing is computed with what no run can have written.
+#[test]
+fn absurd_numbers_in_kept_files_count_as_none() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = dir.path();
+    let run = ["run", "--raw", "-n", "2", "--arena-gb", "0.01", "hi"];
+    let run = || Ran::from(command(&run).env("XDG_CACHE_HOME", cache).stdin(Stdio::null()).output().unwrap()).ok();
+    run();
+    let files = || fs::read_dir(cache.join("strata")).unwrap().map(|entry| entry.unwrap().path());
+    let path = files().find(|path| path.extension().is_some_and(|kind| kind == "run")).unwrap();
+    let mut kept: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    kept["value"]["prompt"]["tokens"] = u64::MAX.into();
+    fs::write(&path, kept.to_string()).unwrap();
+    let rates = json!({ "date": "", "drive_bytes_per_second": -5, "prompt_flops_per_second": 1e-300, "token_s": 0 });
+    let file = json!({ "model": kept["model"], "value": rates });
+    fs::write(path.with_extension("rates"), file.to_string()).unwrap();
+    let (code, shown) = doctor(cache, &[]);
+    assert_eq!((code, &shown["last_run"]), (Some(0), &Value::Null), "{shown}");
+    // It measured anew; before that, nothing was foretold.
+    fs::write(path.with_extension("rates"), file.to_string()).unwrap();
+    run();
+    let kept: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    assert_eq!(kept["value"]["prompt"]["expected_seconds"], Value::Null, "{kept}");
+}
+
 /// As it is installed: far from the repository.
 #[test]
 fn without_a_model_the_machine_is_looked_at() {
@@ -228,10 +253,13 @@ fn field_report_09_a_second_process_is_told_and_leaves_the_first_its_memory() {
 
     // A process that has planned all memory and does not have it yet.
     let path = runtime.join("strata/1-0.running");
-    fs::write(&path, format!("{{\"pid\":1,\"model\":\"big.gguf\",\"plan_bytes\":{}}}", 1u64 << 60)).unwrap();
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
+    let place = json!({ "boot": boot.trim(), "space": fs::read_link("/proc/self/ns/pid").unwrap() });
+    let said = json!({ "pid": 1, "place": place, "model": "big.gguf", "plan_bytes": 1u64 << 60 });
+    fs::write(&path, said.to_string()).unwrap();
     let file = fs::File::open(&path).unwrap();
     file.lock().unwrap();
-    for args in [&["run", "hi"][..], &["plan"], &["chat"], &["bench", "decode"]] {
+    for args in [&["run", "hi"][..], &["plan"], &["chat"], &["bench", "decode"], &["calibrate"]] {
         here(args).fails(1, &["does not fit into 0.00 GiB", "memory is left to other Strata: process 1 with big.gguf"]);
     }
     let ran = here(&["doctor"]);

@@ -231,5 +231,5 @@ fn drafts_change_no_text_and_are_summed_up() {
     assert_eq!(plain.ok(), drafted.ok());
     run(&["--draft", "lookup", "--draft-max", "8"]).fails(2, &["--draft-max"]);
     run(&["--draft", "mtp"]).fails(1, &["no draft head"]);
-    run(&["--mtp", "head.gguf"]).fails(2, &["--draft"]);
+    run(&["--mtp", "head.gguf"]).fails(2, &["--mtp does nothing without --draft mtp|auto"]);
 }

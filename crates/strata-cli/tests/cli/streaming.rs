@@ -223,6 +223,16 @@ fn tokens_one_by_one_tell_what_they_missed_and_foresaw() {
     assert!(read * 10 <= missed * 16 + 24 * 10 * record_bytes, "{line}");
     let part = |what: &str| router[0]["forecast"][what].as_f64().unwrap();
     assert!(part("precision") > 0.0 && part("precision") <= 1.0 && part("recall") > 0.0 && part("recall") <= 1.0);
+    // Two layers ahead: whether there is time for it is the machine's matter; it is counted apart.
+    let more = [&base[..], &arena, &["--compare", "lookahead=router,router2", "--no-floors"]].concat();
+    let [line] = &json_lines(&more)[..] else { panic!() };
+    for side in ["a", "b"] {
+        let run = &line[side][0];
+        assert_eq!(["resident", "ahead", "missed"].map(|kind| number(&run["lookups"], kind)).iter().sum::<u64>(), 2048);
+        assert!(run["forecast"]["precision"].as_f64().unwrap() > 0.0, "{line}");
+        let early = run["early_forecast"]["recall"].as_f64();
+        assert!(early.is_none_or(|part| side == "b" && (0.0..=1.0).contains(&part)), "{line}");
+    }
     // The compute floor goes on where the run ended.
     strata(&[&base[..], &["--arena-gb", "0.0017", "--context", "200"]].concat()).fails(1, &["context of 200"]);
     strata(&[&base[..], &["--arena-gb", "0.0017", "--context", "200", "--no-floors"]].concat()).ok();

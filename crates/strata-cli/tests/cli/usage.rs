@@ -122,6 +122,15 @@ fn a_wrong_command_line_ends_with_2() {
         &["calibrate", "--memory-gb", "1"],
         &["calibrate", "--forget", "--sizes", "1"],
         &["calibrate", "--repeat", "0"],
+        // What does nothing is no help to anyone.
+        &["run", "--moce-bonus", "1", "x"],
+        &["run", "--moce-slots", "20", "--route", "exact", "x"],
+        &["chat", "--moce-keep", "1"],
+        &["bench", "decode", "--moce-mass", "0.5", "--compare", "pass=1,2"],
+        &["run", "--mtp", "x", "--draft", "lookup", "y"],
+        &["run", "--mtp", "x", "--draft", "off", "y"],
+        &["run", "--mtp-norm", "one", "--draft", "lookup", "x"],
+        &["chat", "--draft-max", "2"],
         &["completions"],
         &["completions", "teletype"],
     ] {

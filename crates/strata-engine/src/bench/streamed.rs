@@ -29,6 +29,8 @@ pub struct Streamed {
     pub missed: u64,
     /// Forecasts for single tokens.
     pub forecast: Forecasts,
+    /// Those that were made two layers before theirs.
+    pub early_forecast: Forecasts,
     /// Seconds that computation waited for records.
     pub exposed_wait_s: f64,
     /// Seconds that it waited for rows of the n-gram table.
@@ -66,6 +68,7 @@ impl Counted {
             ahead: ahead.records,
             missed: missed.records,
             forecast: self.counts.forecast - before.counts.forecast,
+            early_forecast: self.counts.early_forecast - before.counts.early_forecast,
             exposed_wait_s: self.exposed_wait_s - before.exposed_wait_s,
             rows_wait_s: self.rows.exposed_wait.as_secs_f64() - before.rows.exposed_wait.as_secs_f64(),
             rows_read_bytes: self.rows.read_bytes - before.rows.read_bytes,

@@ -173,7 +173,7 @@ impl CallText {
                 let name = name.clone().unwrap_or_default();
                 let tool = self.tools.named(&name).ok_or_else(|| CallProblem::UnknownTool { name: name.clone() })?;
                 let member = |(key, text): &(String, String)| {
-                    let kind = Tools::kind_of(&tool.parameters["properties"][key]);
+                    let kind = tool.kind_of(key);
                     format!("{}: {}", Value::from(key.as_str()), json_of(text, kind))
                 };
                 let members: Vec<_> = parameters.iter().map(member).collect();

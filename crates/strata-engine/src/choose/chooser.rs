@@ -73,9 +73,8 @@ impl Chooser {
     /// # Errors
     /// When the logits are broken, nothing can be chosen, or the grammar cannot be followed any further.
     pub fn choose(&mut self, logits: &[f32]) -> Result<(u32, Option<Choice>), SamplingError> {
-        argmax(logits)?;
         let id = match self.constraint.as_mut().and_then(Constraint::forced) {
-            Some(id) => id,
+            Some(id) => argmax(logits).map(|_| id)?,
             None => self.draw(logits)?,
         };
         if self.params.presence_penalty != 0.0 || self.params.frequency_penalty != 0.0 {
@@ -97,6 +96,8 @@ impl Chooser {
         if self.bias.is_empty() && self.constraint.is_none() && self.written.is_empty() && self.window.is_empty() {
             return self.sampler.sample(logits);
         }
+        // A mask would hide that they are broken.
+        argmax(logits)?;
         self.changed.clear();
         self.changed.extend_from_slice(logits);
         for &(id, value) in &self.bias {

@@ -184,14 +184,14 @@ impl Constraint {
         Ok(true)
     }
 
-    /// Leaves a grammar that cannot go on.
+    /// Leaves a grammar that is complete.
     fn after_grammar(&mut self) -> Result<(), SamplingError> {
-        if let Phase::Bound { grammar, is_call } = &self.phase
-            && grammar.is_stopped()
-        {
-            if !grammar.stop_reason().is_ok() {
-                return Err(SamplingError::Grammar(format!("it stopped with {}", grammar.stop_reason())));
-            }
+        let Phase::Bound { grammar, is_call } = &mut self.phase else { return Ok(()) };
+        if !grammar.stop_reason().is_ok() {
+            return Err(SamplingError::Grammar(format!("it stopped with {}", grammar.stop_reason())));
+        }
+        // After a call in free text comes free text again, as soon as it can.
+        if grammar.is_stopped() || (*is_call && grammar.is_accepting().map_err(failed)?) {
             self.phase = if *is_call && self.is_parallel { Phase::Free(0) } else { Phase::Ended };
         }
         Ok(())

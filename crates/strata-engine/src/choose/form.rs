@@ -6,7 +6,8 @@
 //! does not know: an answer that only looks as if it obeyed them would be worse.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, mpsc};
+use std::time::Duration;
 
 use llguidance::Matcher;
 use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
@@ -15,9 +16,9 @@ use thiserror::Error;
 
 use super::call::{CALL, CALL_END};
 use super::constraint::Phase;
-use super::{AnswerParser, CallFormat, Constraint, ToolChoice, Tools, Vocabulary};
+use super::tools::Kind;
+use super::{AnswerParser, CallFormat, Constraint, Tool, ToolChoice, Tools, Vocabulary};
 use crate::Detokenizer;
-use crate::template::on_deep_stack;
 
 /// Longest text of a schema or grammar, and of all schemas of a request's tools together. Known large ones have 100 KB.
 const MOST_GRAMMAR_BYTES: usize = 256 << 10;
@@ -25,8 +26,19 @@ const MOST_GRAMMAR_BYTES: usize = 256 << 10;
 const MOST_REGEX_BYTES: usize = 16 << 10;
 /// Deepest nesting in a schema, a grammar or a regular expression: the library walks them recursively.
 const MOST_LEVELS: usize = 100;
-/// White space inside of JSON: bounded, since a model that has nothing to say can go on with blanks for ever.
-const JSON_SPACE: &str = r"[\x20\x0A\x0D\x09]{1,100}";
+/// The most parts that all `allOf` (of more than one) and `patternProperties` of a schema with patterns may have: automata
+/// that must hold at once multiply, and the library does not count that work (measured: 8 take milliseconds, 50 more than 8 minutes).
+const MOST_JOINED: usize = 8;
+/// Longest that a grammar may take to be made ready. Real ones take milliseconds; the library's own limits do not
+/// reach all of its work.
+const LONGEST_WORK: Duration = Duration::from_secs(10);
+/// Grammars that were given up may still be worked on: a thread cannot be ended from outside. With so many, no others begin.
+const MOST_GIVEN_UP: usize = 2;
+/// Stack for the library's recursion.
+const STACK_BYTES: usize = 64 << 20;
+/// White space inside of JSON: one blank, or a line break and what indents. More would only let a model that has nothing
+/// to say go on with blanks.
+const JSON_SPACE: &str = r"\x20|\x0D?\x0A(\x20{0,40}|\x09{0,10})";
 /// White space between thinking and a form.
 const GAP: &str = r"GAP: /[ \n]{1,4}/";
 
@@ -137,7 +149,9 @@ impl AnswerRules {
             (None, Form::Free) => (None, None),
             (Some(rules), Form::Free) if rules.choice == ToolChoice::Auto => {
                 let mut calls = Calls::new(rules)?;
-                calls.rules.insert_str(0, "start: call_body\n");
+                // A token may end the call and the line.
+                let end = if rules.is_parallel { " LINES?\nLINES: /\\n{1,2}/\n" } else { "\n" };
+                calls.rules.insert_str(0, &format!("start: call_body{end}"));
                 (None, Some(calls.compile("the schema of a tool", vocabulary)?))
             }
             (Some(rules), form) => (Some(self.with_calls(rules, form)?.compile("the schema", vocabulary)?), None),
@@ -271,7 +285,7 @@ impl Calls {
                     calls.rules += &format!("call_{index}: {open} @args_{index} {close}\n");
                     calls.add(format!("args_{index}"), tool.parameters.clone());
                 }
-                CallFormat::Xml => calls.add_xml(index, &tool.name, &tool.parameters)?,
+                CallFormat::Xml => calls.add_xml(index, tool)?,
             }
         }
         Ok(calls)
@@ -282,7 +296,8 @@ impl Calls {
     }
 
     /// `<function=name>` with its parameters in the order of the schema.
-    fn add_xml(&mut self, index: usize, name: &str, schema: &Value) -> Result<(), FormError> {
+    fn add_xml(&mut self, index: usize, tool: &Tool) -> Result<(), FormError> {
+        let (name, schema) = (&tool.name, &tool.parameters);
         let mut parameters = Vec::new();
         let required =
             |key: &str| schema["required"].as_array().is_some_and(|keys| keys.iter().any(|required| required == key));
@@ -294,15 +309,13 @@ impl Calls {
             let rule = format!("p_{index}_{at}");
             let open = quoted(&format!("<parameter={key}>\n"));
             let end = quoted("\n</parameter>\n");
-            let body = match Tools::kind_of(value) {
-                super::tools::Kind::Text => match &value["enum"] {
-                    Value::Array(values) => {
-                        let texts: Vec<_> = values.iter().filter_map(Value::as_str).map(quoted).collect();
-                        format!("({}) {end}", texts.join(" | "))
-                    }
-                    _ => "text_end".to_owned(),
-                },
-                _ => {
+            let body = match (tool.kind_of(key), &value["enum"]) {
+                (Kind::Text, Value::Array(values)) => {
+                    let texts: Vec<_> = values.iter().filter_map(Value::as_str).map(quoted).collect();
+                    format!("({}) {end}", texts.join(" | "))
+                }
+                (Kind::Text | Kind::Either, _) => "text_end".to_owned(),
+                (Kind::Json, _) => {
                     self.add(format!("v_{index}_{at}"), with_definitions(value, schema));
                     format!("@v_{index}_{at} {end}")
                 }
@@ -329,14 +342,39 @@ impl Calls {
         let mut grammars = vec![GrammarWithLexer::from_lark(self.rules)];
         grammars.extend(self.grammars);
         let grammar = TopLevelGrammar { grammars, max_tokens: None };
-        let compile = || {
-            let mut matcher = Matcher::new(vocabulary.parsers.create_parser(grammar));
-            // What cannot even begin is told now, not in the middle of an answer.
-            let first = matcher.compute_mask().map_err(|error| format!("{error:#}"))?;
-            if first.is_zero() { Err("nothing can match it".to_owned()) } else { Ok(matcher) }
+        let given_up = || vocabulary.given_up.lock().unwrap_or_else(PoisonError::into_inner);
+        given_up().retain(|at_work| at_work.strong_count() > 0);
+        if given_up().len() >= MOST_GIVEN_UP {
+            return Err(refused(
+                "others were too much work and are not yet out of the way: try again later".to_owned(),
+            ));
+        }
+        let (sender, receiver) = mpsc::channel();
+        let at_work = Arc::new(());
+        let its_end = Arc::downgrade(&at_work);
+        let worker = Arc::clone(vocabulary);
+        let work = move || {
+            // Nobody listens to what was given up.
+            let _ = sender.send(ready(&worker, grammar));
+            drop(at_work);
         };
-        on_deep_stack(compile).map_err(|error| refused(error.to_string()))?.map_err(refused)
+        let thread = std::thread::Builder::new().stack_size(STACK_BYTES).spawn(work);
+        thread.map_err(|error| refused(format!("no thread to work on it: {error}")))?;
+        receiver.recv_timeout(LONGEST_WORK).map_or_else(
+            |_| {
+                given_up().push(its_end);
+                Err(refused("it takes too long to be made ready".to_owned()))
+            },
+            |matcher| matcher.map_err(refused),
+        )
     }
+}
+
+fn ready(vocabulary: &Vocabulary, grammar: TopLevelGrammar) -> Result<Matcher, String> {
+    let mut matcher = Matcher::new(vocabulary.parsers.create_parser(grammar));
+    // What cannot even begin is told now, not in the middle of an answer.
+    let first = matcher.compute_mask().map_err(|error| format!("{error:#}"))?;
+    if first.is_zero() { Err("nothing can match it".to_owned()) } else { Ok(matcher) }
 }
 
 fn json_grammar(mut schema: Value) -> GrammarWithLexer {
@@ -366,8 +404,37 @@ fn check_schema(what: &'static str, schema: &Value, most: usize) -> Result<usize
     if !is_within(schema, MOST_LEVELS) {
         return Err(FormError::TooDeep { what });
     }
+    let (mut joined, mut has_patterns) = (0, false);
+    count_joined(schema, &mut joined, &mut has_patterns);
+    if has_patterns && joined > MOST_JOINED {
+        let reason =
+            format!("`allOf` and `patternProperties` join {joined} parts, with patterns the most is {MOST_JOINED}");
+        return Err(FormError::Refused { what, reason });
+    }
     let len_bytes = schema.to_string().len();
     most.checked_sub(len_bytes).ok_or(FormError::TooLong { what, len_bytes, most })
+}
+
+/// Adds up what a schema joins, and looks for patterns.
+fn count_joined(schema: &Value, joined: &mut usize, has_patterns: &mut bool) {
+    match schema {
+        Value::Array(parts) => parts.iter().for_each(|part| count_joined(part, joined, has_patterns)),
+        Value::Object(keys) => {
+            for (key, value) in keys {
+                match (key.as_str(), value) {
+                    ("allOf", Value::Array(parts)) if parts.len() > 1 => *joined += parts.len(),
+                    ("patternProperties", Value::Object(parts)) => {
+                        *joined += parts.len();
+                        *has_patterns = true;
+                    }
+                    ("pattern", Value::String(_)) => *has_patterns = true,
+                    _ => {}
+                }
+                count_joined(value, joined, has_patterns);
+            }
+        }
+        _ => {}
+    }
 }
 
 fn is_within(value: &Value, levels: usize) -> bool {

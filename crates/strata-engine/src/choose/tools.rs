@@ -130,24 +130,41 @@ impl Tools {
     pub fn named(&self, name: &str) -> Option<&Tool> {
         self.list.iter().find(|tool| tool.name == name)
     }
+}
 
-    /// What values a schema lets be.
-    pub(super) fn kind_of(schema: &Value) -> Kind {
-        let of_types = |types: &mut dyn Iterator<Item = bool>| {
-            let (mut text, mut other) = (false, false);
-            types.for_each(|is_text| *(if is_text { &mut text } else { &mut other }) = true);
-            match (text, other) {
-                (true, false) => Kind::Text,
-                (false, true) => Kind::Json,
-                _ => Kind::Either,
-            }
-        };
-        match (&schema["type"], &schema["enum"]) {
-            (Value::String(name), _) => of_types(&mut [name == "string"].into_iter()),
-            (Value::Array(names), _) => of_types(&mut names.iter().map(|name| name == "string")),
-            (_, Value::Array(values)) => of_types(&mut values.iter().map(Value::is_string)),
-            _ => Kind::Either,
-        }
+impl Tool {
+    /// What a parameter can be.
+    pub(super) fn kind_of(&self, parameter: &str) -> Kind {
+        kind_of(&self.parameters["properties"][parameter], &self.parameters, 8)
+    }
+}
+
+/// What values of a schema can be; `root` has its definitions, followed so many `levels` deep.
+fn kind_of(schema: &Value, root: &Value, levels: usize) -> Kind {
+    if levels == 0 {
+        return Kind::Either;
+    }
+    if let Some(definition) = schema["$ref"].as_str().and_then(|name| root.pointer(name.strip_prefix('#')?)) {
+        return kind_of(definition, root, levels - 1);
+    }
+    let of_name = |name: &Value| if name == "string" { Kind::Text } else { Kind::Json };
+    let of_value = |value: &Value| if value.is_string() { Kind::Text } else { Kind::Json };
+    let kinds: Vec<Kind> = if let Value::Array(names) = &schema["type"] {
+        names.iter().map(of_name).collect()
+    } else if schema["type"].is_string() {
+        vec![of_name(&schema["type"])]
+    } else if let Value::Array(values) = &schema["enum"] {
+        values.iter().map(of_value).collect()
+    } else if let Value::Array(schemas) =
+        [&schema["anyOf"], &schema["oneOf"]].into_iter().find(|s| s.is_array()).unwrap_or(&Value::Null)
+    {
+        schemas.iter().map(|schema| kind_of(schema, root, levels - 1)).collect()
+    } else {
+        Vec::new()
+    };
+    match kinds.split_first() {
+        Some((first, rest)) if rest.iter().all(|kind| kind == first) => *first,
+        _ => Kind::Either,
     }
 }
 

@@ -5,7 +5,7 @@
 //! turn: a grammar could not end.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, Weak};
 
 use llguidance::ParserFactory;
 use llguidance::api::ParserLimits;
@@ -21,12 +21,12 @@ const LONGEST_TOKEN_BYTES: usize = 250;
 /// The most tokens that the tree has room for.
 const MOST_TOKENS: usize = 1 << 23;
 
-/// What a grammar may cost. A mask takes 5 to 15 ms at the most, and a grammar's states some 100 MB.
+/// What a grammar may cost: by the library's own figures, a mask some 10 ms, and the states 100 MB.
 fn limits() -> ParserLimits {
     ParserLimits {
         max_items_in_row: 2_000,
-        initial_lexer_fuel: 1_000_000,
-        step_lexer_fuel: 200_000,
+        initial_lexer_fuel: 500_000,
+        step_lexer_fuel: 100_000,
         step_max_items: 50_000,
         max_lexer_states: 50_000,
         max_grammar_size: 200_000,
@@ -42,6 +42,8 @@ pub struct Vocabulary {
     /// The token of each single byte.
     byte_ids: Vec<u32>,
     end_ids: Vec<u32>,
+    /// Alive while grammars that were given up are still being worked on.
+    pub(super) given_up: Mutex<Vec<Weak<()>>>,
     /// What ends thinking when its budget is spent.
     pub(super) close_thinking_ids: Vec<u32>,
 }
@@ -53,7 +55,7 @@ impl fmt::Debug for Vocabulary {
 }
 
 impl Vocabulary {
-    /// Takes some 0.2 s for 250,000 tokens.
+    /// Makes the tree.
     ///
     /// # Errors
     /// When no token ends a turn, or there are too many tokens.
@@ -84,7 +86,8 @@ impl Vocabulary {
         parsers.quiet();
         *parsers.limits_mut() = limits();
         let close_thinking_ids = tokenizer.encode("\n</think>\n\n", true).map_err(|error| bad(error.to_string()))?;
-        Ok(Arc::new(Vocabulary { parsers, trie, byte_ids, end_ids, close_thinking_ids }))
+        let given_up = Mutex::new(Vec::new());
+        Ok(Arc::new(Vocabulary { parsers, trie, byte_ids, end_ids, given_up, close_thinking_ids }))
     }
 
     /// The bytes that a token adds to the text that people see: none for control tokens.

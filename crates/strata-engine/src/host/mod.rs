@@ -32,13 +32,13 @@ use crate::{ChatTemplate, Chooser, Engine, EngineError, SamplerParams, Tokenizer
 /// How a host serves.
 #[derive(Clone, Debug)]
 pub struct HostOptions {
-    /// Requests at work at a time, at least one.
+    /// Requests at work at a time, at least one and no more than [`EngineOptions::sequences`](crate::EngineOptions).
     pub parallel: usize,
     /// Requests that may wait.
     pub queue: usize,
     /// A request without progress for so long is ended.
     pub stall_after: Duration,
-    /// Prefixes of texts that are kept in memory.
+    /// Prefixes of texts that are kept in memory, no more than [`EngineOptions::checkpoints`](crate::EngineOptions).
     pub checkpoints: usize,
     /// In a long prompt, one is kept at least for each so many tokens.
     pub checkpoint_every_tokens: usize,
@@ -80,8 +80,17 @@ impl Host {
     /// Takes an engine to serve requests with.
     ///
     /// # Errors
-    /// When its file has no usable tokenizer or recommendations, or memory does not suffice for so many requests.
+    /// When its file has no usable tokenizer or recommendations, its [plan](Engine::plan) does not count what so many requests
+    /// and checkpoints need ([`EngineOptions`](crate::EngineOptions)), or memory does not suffice for it.
     pub fn start(mut engine: Engine, options: HostOptions) -> Result<Self, EngineError> {
+        let (parallel, checkpoints) = (engine.options.sequences, engine.options.checkpoints);
+        if options.parallel == 0 || options.parallel > parallel || options.checkpoints > checkpoints {
+            return Err(EngineError::Unusable(format!(
+                "a host of {} requests at a time with {} checkpoints needs an engine that was opened for as many: this one's \
+                 plan counts {parallel} and {checkpoints}",
+                options.parallel, options.checkpoints
+            )));
+        }
         let tokenizer = engine.tokenizer()?.clone();
         let template = engine.template().cloned().map_err(|error| error.to_string());
         let sampling = engine.sampling()?;

@@ -107,9 +107,13 @@ pub(super) fn memory_status(plan: &Plan) -> MemoryStatus {
         ("cache", plan.cache_bytes),
         ("workspace", plan.workspace_bytes),
         ("n-gram rows", plan.ple_bytes),
+        ("other prompts", plan.side_bytes),
+        ("steps", plan.step_bytes),
+        ("checkpoints", plan.checkpoint_bytes),
         ("reserve", plan.reserve_bytes),
         ("arena", plan.arena_bytes),
     ];
+    parts.retain(|(_, bytes)| *bytes > 0);
     parts.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
     let plan_bytes = plan.total_bytes();
     let plan = parts.into_iter().map(|(name, bytes)| (name.to_owned(), bytes)).collect();

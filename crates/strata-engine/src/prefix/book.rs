@@ -27,6 +27,8 @@ pub(super) struct Place {
     is_whole: bool,
     /// When it was used last.
     pub(super) used: u64,
+    /// Tokens of its last prompt.
+    pub(super) prompt_tokens: usize,
     /// Tokens at the beginning that another place has, too.
     shared_tokens: usize,
     /// Checkpoints on the way, which will be marks.
@@ -193,7 +195,8 @@ impl Book {
             let common = self.marks.iter_mut().filter(is_common);
             common.filter(|mark| prompt.starts_with(&mark.text)).for_each(|mark| mark.holders.push(at));
         }
-        self.places[at] = Place { text: prompt.to_vec(), is_busy: true, used: self.clock, ..Place::default() };
+        let (text, prompt_tokens) = (prompt.to_vec(), prompt.len());
+        self.places[at] = Place { text, is_busy: true, used: self.clock, prompt_tokens, ..Place::default() };
         self.compare();
         dropped
     }
@@ -202,7 +205,8 @@ impl Book {
     pub(super) fn end(&mut self, at: usize, text: &[u32], is_whole: bool) -> Vec<u64> {
         let common = common_tokens(&self.places[at].text, text);
         let dropped = self.cut(at, common);
-        self.places[at] = Place { text: text.to_vec(), is_whole, used: self.clock, ..Place::default() };
+        let prompt_tokens = self.places[at].prompt_tokens;
+        self.places[at] = Place { text: text.to_vec(), is_whole, used: self.clock, prompt_tokens, ..Place::default() };
         self.compare();
         dropped
     }
@@ -285,11 +289,6 @@ impl Book {
         let is_kept = !dropped.contains(&id);
         dropped.retain(|other| *other != id);
         Added { id: is_kept.then_some(id), dropped, is_there: false }
-    }
-
-    /// Where the last prompt of a place ends.
-    pub(super) fn last_prompt(&self, at: usize) -> Option<&Mark> {
-        self.last(at, |mark| mark.point == Point::Prompt)
     }
 
     /// The last of a place's marks of which something is true.

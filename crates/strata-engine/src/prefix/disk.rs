@@ -92,7 +92,7 @@ impl Engine {
     fn prefix_key(&self) -> Result<Key, EngineError> {
         let options = &self.options;
         let mut hash = Sha256::new();
-        hash.update(kept::key(&self.gguf)?);
+        hash.update(self.gguf.key()?);
         let head = options.model.draft_head.as_ref();
         if let Some(file) = head.and_then(|head| head.file.as_deref()) {
             hash.update(kept::key(file)?);

@@ -252,7 +252,7 @@ impl Prefixes {
         };
         let marks = self.book.marks.iter().filter(is_worth_it);
         let of_place = |mark: &Mark| {
-            let is_last = |place: &usize| self.book.last_prompt(*place).is_none_or(|last| last.id == mark.id);
+            let is_last = |place: &usize| self.book.places[*place].prompt_tokens == mark.text.len();
             let place = match mark.point {
                 Point::Root => mark.holders.first(),
                 _ => mark.holders.iter().find(|place| is_last(place)),

@@ -22,7 +22,7 @@ pub(super) fn least(book: &Book, at: Option<usize>) -> (usize, u8) {
 /// another text at work ends or begins so; 0: none of these.
 fn guard(book: &Book, mark: &Mark, at: Option<usize>) -> u8 {
     let of = |place: usize| {
-        let end = book.last_prompt(place).map_or(0, |last| last.text.len());
+        let end = book.places[place].prompt_tokens;
         match mark.point {
             _ if !mark.holders.contains(&place) => 0,
             _ if mark.text.len() == end => 3,

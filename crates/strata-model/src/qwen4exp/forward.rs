@@ -3,6 +3,7 @@
 
 use std::ops::Range;
 
+use strata_backend::Run;
 use strata_store::{ExpertStore, GatherId, PassKind, PassNumber};
 
 use super::checkpoint::Mark;
@@ -290,6 +291,7 @@ impl Model {
         let buffers = &mut workspace.buffers;
         let layer = layers.get(index).unwrap_or_else(|| &draft_head.as_ref().expect("a layer").layer);
         let next_router = layers.get(index + 1).map(|next| next.moe.router);
+        let early_router = layers.get(index + 2).map(|next| next.moe.router);
         let mut table = None;
         let mut module = None;
         if let Some(found) = ple {
@@ -321,10 +323,11 @@ impl Model {
             }
             backend.read_streams(room, strip.clone(), &layer.read);
             poll(store, &mut table)?;
-            for (rows, sequence) in pass.runs_of(&strip, sequences) {
-                backend.mix(room, rows, &layer.mixer, sequence.states[index])?;
-                poll(store, &mut table)?;
-            }
+            buffers.runs.clear();
+            let runs = pass.runs_of(&strip, sequences);
+            buffers.runs.extend(runs.map(|(rows, sequence)| Run { rows, state: sequence.states[index] }));
+            backend.mix(room, &buffers.runs, &layer.mixer)?;
+            poll(store, &mut table)?;
             backend.write_streams(room, strip.clone());
             let mut view = LayerView {
                 layer: index,
@@ -346,8 +349,8 @@ impl Model {
                 routes.ids.clear();
                 routes.weights.clear();
                 for (rows, sequence) in pass.runs_of(&strip, sequences) {
-                    let (residency, of_run) = (&mut sequence.residency, &mut buffers.run_routes);
-                    moce.route(pass.routing, backend, store, room, rows, index, router, residency, of_run)?;
+                    let (kept, of_run) = ((&mut sequence.residency, &mut sequence.routed), &mut buffers.run_routes);
+                    moce.route(pass.routing, backend, store, room, rows, index, router, kept, of_run)?;
                     routes.ids.extend_from_slice(&of_run.ids);
                     routes.weights.extend_from_slice(&of_run.weights);
                 }
@@ -372,6 +375,11 @@ impl Model {
                 backend.take_routes(ticket, &mut buffers.forecast)?;
                 if rows == 1 {
                     store.forecast_ranked(next, &buffers.forecast.ids);
+                    if let Some(router) = early_router.filter(|_| store.wants_early_forecast()) {
+                        let ticket = backend.forecast(room, strip.clone(), router, choices);
+                        backend.take_routes(ticket, &mut buffers.forecast)?;
+                        store.forecast_ranked(next + 1, &buffers.forecast.ids);
+                    }
                 } else {
                     store.forecast(next, buffers.demand.count(&buffers.forecast.ids, config.moe.experts));
                 }

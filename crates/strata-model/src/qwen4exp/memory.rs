@@ -59,6 +59,8 @@ pub fn memory_shape(gguf: &Gguf, config: &Config, strip_rows: usize, kv: KvType)
         part_bytes,
         // A cache may be padded to whole groups of four tokens.
         state_bytes: sequence.fixed_bytes.saturating_add(sequence.token_bytes.saturating_mul(3)),
+        checkpoint_bytes: checkpoint_bytes(config),
+        logits_bytes: F32.saturating_mul(weights::tensor(gguf, "token_embd.weight")?.rows()),
         cache_token_bytes: sequence.token_bytes,
         // Scores of sixteen rows for each block.
         context_token_bytes: (16 * F32).div_ceil(most_block_tokens(config).max(1) as u64),
@@ -106,6 +108,7 @@ pub fn add_draft_head(
     shape.cache_token_bytes = shape.cache_token_bytes.saturating_add(token_bytes);
     let wide = (config.streams * config.hidden) as u64;
     shape.state_bytes = shape.state_bytes.saturating_add(F32 * wide + 3 * token_bytes);
+    shape.checkpoint_bytes = shape.checkpoint_bytes.saturating_add(F32 * wide);
     // Embeddings and streams side by side.
     shape.strip_bytes += 2 * F32 * wide * strip_rows as u64;
     Ok(())

@@ -16,7 +16,7 @@
 //!    up to more than `mass`. These begin with the least, so as many swaps are made as the cap allows.
 //! 4. Weights are the softmax of `z` renormalised over what was chosen.
 
-use std::ops::{Range, Sub};
+use std::ops::{AddAssign, Range, Sub};
 
 use strata_backend::{Backend, MatrixId, PassId, Routes, choose, weigh};
 use strata_store::{ExpertId, ExpertStore};
@@ -73,6 +73,19 @@ impl Sub for RouteCounts {
             held: self.held - earlier.held,
             resident_held: self.resident_held - earlier.resident_held,
         }
+    }
+}
+
+impl AddAssign for RouteCounts {
+    fn add_assign(&mut self, more: Self) {
+        self.rows += more.rows;
+        self.layer_rows += more.layer_rows;
+        self.choices += more.choices;
+        self.substituted += more.substituted;
+        self.mass += more.mass;
+        self.resident += more.resident;
+        self.held += more.held;
+        self.resident_held += more.resident_held;
     }
 }
 
@@ -209,7 +222,7 @@ impl MoceRouter {
         rows: Range<usize>,
         layer: usize,
         router: MatrixId,
-        residency: &mut Residency,
+        (residency, of_sequence): (&mut Residency, &mut RouteCounts),
         routes: &mut Routes,
     ) -> Result<(), ModelError> {
         if routing == Routing::Exact {
@@ -223,25 +236,28 @@ impl MoceRouter {
         backend.take_logits(ticket, &mut self.logits)?;
         routes.ids.resize(rows.len() * self.top_k, 0);
         routes.weights.resize(rows.len() * self.top_k, 0.0);
+        let mut counts = RouteCounts::default();
         let choices = routes.ids.chunks_exact_mut(self.top_k).zip(routes.weights.chunks_exact_mut(self.top_k));
         for (logits, (ids, weights)) in self.logits.chunks_exact(self.experts).zip(choices) {
             let recent = &residency.layers[layer].0;
             let swaps = select(&self.moce, logits, recent, &mut self.entrants, ids, weights);
-            self.counts.rows += u64::from(layer == 0);
-            self.counts.layer_rows += 1;
-            self.counts.choices += ids.len() as u64;
-            self.counts.substituted += u64::from(swaps.count);
-            self.counts.mass += f64::from(swaps.mass);
+            counts.rows += u64::from(layer == 0);
+            counts.layer_rows += 1;
+            counts.choices += ids.len() as u64;
+            counts.substituted += u64::from(swaps.count);
+            counts.mass += f64::from(swaps.mass);
             for index in &*ids {
                 let id = ExpertId { layer: layer as u32, index: *index };
                 let is_resident = u64::from(recent.contains(index));
                 let is_held = u64::from(store.as_streaming().is_some_and(|store| store.holds(id)));
-                self.counts.resident += is_resident;
-                self.counts.held += is_held;
-                self.counts.resident_held += is_resident & is_held;
+                counts.resident += is_resident;
+                counts.held += is_held;
+                counts.resident_held += is_resident & is_held;
             }
             residency.touch(layer, ids);
         }
+        self.counts += counts;
+        *of_sequence += counts;
         backend.set_routes(pass, rows, routes);
         Ok(())
     }
@@ -313,7 +329,7 @@ impl Model {
         self.take(Routing::Cached, sequence, ids, wanted, logits, observer)
     }
 
-    /// What cache-aware routing did so far; `None` without it.
+    /// What cache-aware routing did so far, for all sequences; `None` without it.
     pub fn route_counts(&self) -> Option<RouteCounts> {
         self.moce.as_ref().map(|moce| moce.counts)
     }

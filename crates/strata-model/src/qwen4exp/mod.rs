@@ -193,6 +193,8 @@ pub struct Sequence {
     ple_state: Option<StateId>,
     /// Which experts it was routed to last; empty unless decode prefers those.
     residency: Residency,
+    /// What that changed.
+    routed: RouteCounts,
     /// A pass began and did not end: the states are of no one position.
     is_torn: bool,
     /// Which checkpoints it can go back to.
@@ -212,6 +214,11 @@ impl Sequence {
     /// The last tokens, as many as the n-gram hash looks back.
     pub fn window(&self) -> &[u32] {
         &self.window
+    }
+
+    /// What cache-aware routing did for it since it was made.
+    pub fn route_counts(&self) -> RouteCounts {
+        self.routed
     }
 
     /// Those of the layers, of the n-gram module and of the draft head.
@@ -247,6 +254,7 @@ impl Model {
         let files = all_files(gguf, options.draft_head.as_ref())?;
         let store = streaming_store(files, backend.as_mut(), &options.streaming, parts.records.clone(), open)?;
         let store = store.recorded(options.timeline.clone());
+        let store = store.with_left_out(usize::from(options.draft_head.is_some()));
         Self::assemble(parts, backend, wrap(store), options)
     }
 

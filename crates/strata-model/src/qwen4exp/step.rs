@@ -1,9 +1,9 @@
 //! One pass of several sequences, each with a token or a few: answers that are written at the same time.
 //!
-//! Mixers, the n-gram module and cache-aware routing go by sequence; all else goes over all rows together, so that an expert
-//! is read and computed once for all. Promises: a sequence's logits and states are the same bytes alone or in company.
+//! What mixers remember, the n-gram module and cache-aware routing go by sequence; all else goes over all rows together, so
+//! that an expert is read and computed once for all, and so is every other matrix. Promises: a sequence's logits and states are the same bytes alone or in company.
 
-use super::forward::Pass;
+use super::forward::{Pass, strips};
 use super::moce::Routing;
 use super::{Model, Observer, Sequence, Workspace};
 use crate::ModelError;
@@ -91,7 +91,9 @@ impl Model {
     ) -> Result<(), ModelError> {
         self.begin(workspace, pass, sequences, ids, &[])?;
         while !self.go_on(workspace, pass, sequences, ids, observer)? {}
-        self.logits(workspace, 0..ids.len(), logits)?;
+        for strip in strips(ids.len(), self.options.strip_rows) {
+            self.logits(workspace, strip, logits)?;
+        }
         self.remember_for_drafts(workspace, pass, sequences, ids)
     }
 }

@@ -3,7 +3,7 @@
 //! A pass has its workspace to itself until it ends: one that stops between two layers keeps its rows there while others
 //! run in theirs. [`Model::forward`] and [`Model::decode`] use the model's own.
 
-use strata_backend::{Choice, GroupEntry, PassId, PassShape, Routes};
+use strata_backend::{Choice, GroupEntry, PassId, PassShape, Routes, Run};
 
 use super::Model;
 use super::experts::DemandCount;
@@ -29,7 +29,9 @@ pub(super) struct Buffers {
     /// Of all rows of the pass, for the layer at hand.
     pub(super) routes: Routes,
     pub(super) strip_routes: Routes,
-    /// Of the rows of one sequence in a strip.
+    /// Rows of each sequence in a strip.
+    pub(super) runs: Vec<Run>,
+    /// Routes of those of one.
     pub(super) run_routes: Routes,
     pub(super) forecast: Routes,
     pub(super) demand: DemandCount,

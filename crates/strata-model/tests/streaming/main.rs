@@ -177,6 +177,10 @@ impl ExpertStore for Watched {
         self.store.wants_forecast()
     }
 
+    fn wants_early_forecast(&self) -> bool {
+        self.store.wants_early_forecast()
+    }
+
     fn close(&mut self, layer: u32) {
         self.store.close(layer);
     }

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use strata_gguf::Gguf;
 use strata_model::ModelError;
 use strata_model::qwen4exp::{
-    Checkpoint, DraftHead, Moce, Model, Observer, Options, Part, Reading, Rows, Sequence, Unobserved, Workspace,
+    Checkpoint, DraftHead, Moce, Model, Observer, Options, Part, Reading, RouteCounts, Rows, Sequence, Unobserved,
+    Workspace,
 };
 use strata_store::reads::faulty::{Fault, Faults};
 
@@ -93,6 +94,15 @@ fn in_company(model: &mut Model, texts: &[Text]) -> Vec<Vec<u32>> {
             }
         }
         assert!(rows.next().is_none());
+    }
+    if let Some(all) = model.route_counts() {
+        let mut sum = RouteCounts::default();
+        sequences.iter().for_each(|sequence| sum += sequence.route_counts());
+        let whole = |counts: RouteCounts| RouteCounts { mass: 0.0, ..counts };
+        assert!(
+            whole(all) == whole(sum) && (all.mass - sum.mass).abs() < 1e-6 && sum.substituted > 0,
+            "{all:?} {sum:?}"
+        );
     }
     sequences.into_iter().for_each(|sequence| model.free(sequence));
     model.free_workspace(workspace);

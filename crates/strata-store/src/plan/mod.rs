@@ -30,6 +30,10 @@ pub struct ModelShape {
     pub part_bytes: Vec<[u64; 3]>,
     /// What a sequence keeps, whatever its length.
     pub state_bytes: u64,
+    /// A copy of where a sequence was.
+    pub checkpoint_bytes: u64,
+    /// Logits of a row.
+    pub logits_bytes: u64,
     /// Attention cache and indexer keys of a token of context.
     pub cache_token_bytes: u64,
     /// Workspace that grows with the context, for each of its tokens.
@@ -93,11 +97,29 @@ pub struct Request {
     pub pass_tokens: Option<u64>,
     /// Records on their way at a time, at least.
     pub io_depth: u64,
+    /// Texts at a time, each with a context of its own.
+    pub sequences: u64,
+    /// Rows of all workspaces for prompts that are read beside the one with the largest passes.
+    pub side_rows: u64,
+    /// Rows of the workspace in which texts are written together.
+    pub step_rows: u64,
+    /// Checkpoints that are kept at a time.
+    pub checkpoints: u64,
 }
 
 impl Default for Request {
     fn default() -> Self {
-        Self { memory_bytes: None, arena_bytes: None, context_tokens: 32_768, pass_tokens: None, io_depth: 32 }
+        Self {
+            memory_bytes: None,
+            arena_bytes: None,
+            context_tokens: 32_768,
+            pass_tokens: None,
+            io_depth: 32,
+            sequences: 1,
+            side_rows: 0,
+            step_rows: 0,
+            checkpoints: 0,
+        }
     }
 }
 
@@ -127,14 +149,20 @@ pub struct Plan {
     pub budget_bytes: u64,
     /// Dense weights.
     pub dense_bytes: u64,
-    /// State of a sequence.
+    /// States of all sequences.
     pub state_bytes: u64,
-    /// Attention cache and indexer keys of a full context.
+    /// Attention caches and indexer keys of full contexts.
     pub cache_bytes: u64,
     /// Rows of a pass, scratch of a strip and of threads.
     pub workspace_bytes: u64,
     /// Rows of the n-gram table: of this pass and the next, and windows of reads.
     pub ple_bytes: u64,
+    /// Workspaces of prompts that are read beside the one with the largest passes, with their rows of the n-gram table.
+    pub side_bytes: u64,
+    /// The workspace in which texts are written together, with its logits.
+    pub step_bytes: u64,
+    /// Checkpoints that are kept.
+    pub checkpoint_bytes: u64,
     /// What is not counted: program, tokenizer, tables, stacks, the allocator's losses.
     pub reserve_bytes: u64,
     /// All slots.
@@ -151,7 +179,9 @@ pub struct Plan {
     pub areas: u64,
     /// Slots of every area but the last.
     pub area_slots: u64,
-    /// Tokens of context.
+    /// Texts at a time.
+    pub sequences: u64,
+    /// Tokens of context of each.
     pub context_tokens: u64,
     /// Tokens of a pass.
     pub pass_tokens: u64,
@@ -172,6 +202,9 @@ impl Plan {
             self.cache_bytes,
             self.workspace_bytes,
             self.ple_bytes,
+            self.side_bytes,
+            self.step_bytes,
+            self.checkpoint_bytes,
             self.reserve_bytes,
             self.arena_bytes,
         ];
@@ -211,6 +244,7 @@ const PROMPTS: [u64; 3] = [1024, 4096, 32_768];
 /// When the request is more than the machine has, or less than one token needs.
 pub fn plan(shape: &ModelShape, machine: &MachineFacts, request: &Request) -> Result<Plan, PlanError> {
     let context_tokens = request.context_tokens.max(1);
+    let sequences = request.sequences.max(1);
     let io_depth = request.io_depth.max(1);
     let slot_bytes = slot_bytes(shape, machine.page_bytes);
     let experts = (shape.part_bytes.len() as u64).saturating_mul(shape.experts);
@@ -225,7 +259,10 @@ pub fn plan(shape: &ModelShape, machine: &MachineFacts, request: &Request) -> Re
     let (budget_bytes, bound) = budget(machine, request)?;
 
     // What does not depend on the size of a pass.
-    let cache_bytes = context_tokens.saturating_mul(shape.cache_token_bytes);
+    let state_bytes = sequences.saturating_mul(shape.state_bytes);
+    let cache_token_bytes = sequences.saturating_mul(shape.cache_token_bytes);
+    let cache_bytes = context_tokens.saturating_mul(cache_token_bytes);
+    let checkpoint_bytes = request.checkpoints.saturating_mul(shape.checkpoint_bytes);
     let context_work_bytes = context_tokens.saturating_mul(shape.context_token_bytes);
     let reserve_bytes = RESERVE_BYTES.saturating_add(machine.threads.saturating_mul(THREAD_RESERVE_BYTES));
     // Rooms of threads that each compute a piece of an expert, and of a group of pieces too few to give each thread two.
@@ -239,13 +276,27 @@ pub fn plan(shape: &ModelShape, machine: &MachineFacts, request: &Request) -> Re
         (_, 0) => ((RowTable::READS as u64).saturating_mul(window_bytes(shape.ple_row_bytes, machine.page_bytes)), 2),
         (_, table_bytes) => (table_bytes, 1),
     };
-    let fixed_bytes =
-        sum(&[shape.dense_bytes, shape.state_bytes, cache_bytes, work_bytes, ple_fixed_bytes, reserve_bytes]);
 
     // What a token of a pass takes.
     let token_work_bytes = shape.pass_token_bytes;
     let token_ple_bytes = shape.ple_rows.saturating_mul(shape.ple_row_bytes).saturating_mul(ple_passes);
     let token_bytes = token_work_bytes.saturating_add(token_ple_bytes).max(1);
+
+    let side_bytes = request.side_rows.saturating_mul(token_bytes);
+    // Logits of all rows, where they are computed and where they are wanted.
+    let step_row_bytes = token_bytes.saturating_add(shape.logits_bytes.saturating_mul(2));
+    let step_bytes = request.step_rows.saturating_mul(step_row_bytes);
+    let fixed_bytes = sum(&[
+        shape.dense_bytes,
+        state_bytes,
+        cache_bytes,
+        work_bytes,
+        ple_fixed_bytes,
+        side_bytes,
+        step_bytes,
+        checkpoint_bytes,
+        reserve_bytes,
+    ]);
 
     let (least_pass, most_pass) = match request.pass_tokens {
         Some(tokens) => (tokens.clamp(1, context_tokens), tokens.clamp(1, context_tokens)),
@@ -255,7 +306,7 @@ pub fn plan(shape: &ModelShape, machine: &MachineFacts, request: &Request) -> Re
     let least_pass_bytes = least_pass.saturating_mul(token_bytes);
     let needed_bytes = sum(&[fixed_bytes, least_pass_bytes, least_slots.saturating_mul(slot_bytes)]);
     if needed_bytes == u64::MAX || needed_bytes > budget_bytes {
-        let token_context_bytes = shape.cache_token_bytes.saturating_add(shape.context_token_bytes);
+        let token_context_bytes = cache_token_bytes.saturating_add(shape.context_token_bytes);
         return Err(PlanError::DoesNotFit {
             budget_bytes,
             bound,
@@ -287,10 +338,13 @@ pub fn plan(shape: &ModelShape, machine: &MachineFacts, request: &Request) -> Re
     let mut plan = Plan {
         budget_bytes,
         dense_bytes: shape.dense_bytes,
-        state_bytes: shape.state_bytes,
+        state_bytes,
         cache_bytes,
         workspace_bytes: work_bytes + pass_tokens * token_work_bytes,
         ple_bytes: ple_fixed_bytes + pass_tokens * token_ple_bytes,
+        side_bytes,
+        step_bytes,
+        checkpoint_bytes,
         reserve_bytes,
         arena_bytes,
         slot_bytes,
@@ -299,6 +353,7 @@ pub fn plan(shape: &ModelShape, machine: &MachineFacts, request: &Request) -> Re
         smallest_slots,
         areas: slots.div_ceil(area_slots),
         area_slots,
+        sequences,
         context_tokens,
         pass_tokens,
         limit: match asked_slots {

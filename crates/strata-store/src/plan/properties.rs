@@ -12,7 +12,7 @@ fn any_size() -> impl Strategy<Value = u64> {
 
 fn any_shape() -> impl Strategy<Value = ModelShape> {
     let parts = prop::collection::vec([any_size(), any_size(), any_size()], 0..5);
-    (parts, prop::collection::vec(any_size(), 13)).prop_map(|(part_bytes, n)| ModelShape {
+    (parts, prop::collection::vec(any_size(), 15)).prop_map(|(part_bytes, n)| ModelShape {
         dense_bytes: n[0],
         experts: n[1],
         top_k: n[2],
@@ -27,6 +27,8 @@ fn any_shape() -> impl Strategy<Value = ModelShape> {
         ple_rows: n[10],
         ple_row_bytes: n[11],
         ple_table_bytes: n[12],
+        checkpoint_bytes: n[13],
+        logits_bytes: n[14],
     })
 }
 
@@ -49,12 +51,20 @@ fn any_machine() -> impl Strategy<Value = MachineFacts> {
 
 fn any_request() -> impl Strategy<Value = Request> {
     let wishes = prop::collection::vec(prop::option::of(any_size()), 3);
-    (wishes, any_size(), any_size()).prop_map(|(wishes, context_tokens, io_depth)| Request {
-        memory_bytes: wishes[0],
-        arena_bytes: wishes[1],
-        pass_tokens: wishes[2],
-        context_tokens,
-        io_depth,
+    let texts = prop::option::of([any_size(), any_size(), any_size(), any_size()]);
+    (wishes, any_size(), any_size(), texts).prop_map(|(wishes, context_tokens, io_depth, texts)| {
+        let [sequences, side_rows, step_rows, checkpoints] = texts.unwrap_or([1, 0, 0, 0]);
+        Request {
+            memory_bytes: wishes[0],
+            arena_bytes: wishes[1],
+            pass_tokens: wishes[2],
+            context_tokens,
+            io_depth,
+            sequences,
+            side_rows,
+            step_rows,
+            checkpoints,
+        }
     })
 }
 
@@ -62,14 +72,25 @@ fn any_request() -> impl Strategy<Value = Request> {
 fn likely() -> impl Strategy<Value = (ModelShape, MachineFacts, Request)> {
     let cache = prop::sample::select(vec![26_112, 50_688]);
     let shape = (1u64..600, 1u64..20, 1u64..3_000_000, 0u64..8 << 30, 1usize..50, 0u64..100_000);
-    let request = (1u64..100_000, prop::option::of(1u64..20_000), 0u64..100);
+    let texts = (0u64..20, 0u64..5000, 0u64..200, 0u64..40);
+    let request = (1u64..100_000, prop::option::of(1u64..20_000), 0u64..100, texts);
     (shape, request, 0u64..70, cache).prop_map(|(shape, request, threads, cache_token_bytes)| {
         let (experts, top_k, part, dense_bytes, layers, room_token_bytes) = shape;
         let part_bytes = vec![[part, part / 2, part / 3 + 1]; layers];
         let shape =
             ModelShape { experts, top_k, part_bytes, dense_bytes, room_token_bytes, cache_token_bytes, ..flash_next() };
-        let (context_tokens, pass_tokens, io_depth) = request;
-        let request = Request { context_tokens, pass_tokens, io_depth, ..Request::default() };
+        let (context_tokens, pass_tokens, io_depth, texts) = request;
+        let (sequences, side_rows, step_rows, checkpoints) = texts;
+        let request = Request {
+            context_tokens,
+            pass_tokens,
+            io_depth,
+            sequences,
+            side_rows,
+            step_rows,
+            checkpoints,
+            ..Request::default()
+        };
         (shape, MachineFacts { threads, ..unknown() }, request)
     })
 }
@@ -77,8 +98,13 @@ fn likely() -> impl Strategy<Value = (ModelShape, MachineFacts, Request)> {
 /// What a plan promises, whoever asked.
 fn check(plan: &Plan, request: &Request) {
     let parts = [plan.dense_bytes, plan.state_bytes, plan.cache_bytes, plan.workspace_bytes, plan.ple_bytes];
-    let parts =
-        parts.iter().chain([&plan.reserve_bytes, &plan.arena_bytes]).map(|part| u128::from(*part)).sum::<u128>();
+    let beside = [plan.side_bytes, plan.step_bytes, plan.checkpoint_bytes];
+    let parts = parts
+        .iter()
+        .chain(&beside)
+        .chain([&plan.reserve_bytes, &plan.arena_bytes])
+        .map(|part| u128::from(*part))
+        .sum::<u128>();
     assert!(parts <= u128::from(plan.budget_bytes), "{plan:?}");
     assert!(request.memory_bytes.is_none_or(|bytes| plan.budget_bytes <= bytes));
     assert!(request.arena_bytes.is_none_or(|bytes| plan.arena_bytes <= bytes));

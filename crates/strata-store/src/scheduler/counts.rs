@@ -113,6 +113,8 @@ pub struct Counts {
     pub failed: ByClass,
     /// Resident records that gave way to another.
     pub evictions: u64,
-    /// Forecasts for single rows, and what became of them.
+    /// Forecasts for single rows, made in the layer before theirs, and what became of them.
     pub forecast: Forecasts,
+    /// Those made in the layer before that one. The layer's other forecast may have named the same experts.
+    pub early_forecast: Forecasts,
 }

@@ -115,7 +115,7 @@ impl Scheduler {
             }
             self.list(number);
         }
-        if self.ahead.is_of(layer) {
+        if self.ahead.when(layer).is_some() {
             self.judge_choices(layer);
         }
         Ok(())

@@ -26,7 +26,7 @@ use thiserror::Error;
 pub use counts::{ByClass, Counts, Forecasts, Tally};
 
 use crate::ExpertId;
-use ahead::Ahead;
+use ahead::{Ahead, When};
 use chains::Chains;
 use leave::Left;
 
@@ -224,6 +224,8 @@ struct Slot {
     kind: PassKind,
     /// It was read for a pass that has not used it yet.
     is_unused: bool,
+    /// Of read-ahead: when it was forecast.
+    ahead: Option<When>,
 }
 
 /// Chains of slots. Those that are in none are being read, are out, belong to the hot set, or were given up.
@@ -332,6 +334,7 @@ impl Scheduler {
             read_in_pass: 0,
             kind: PassKind::Prompt,
             is_unused: false,
+            ahead: None,
         };
         let slots = limits.slots as usize;
         let token_bytes = limits.record_bytes.iter().sum::<u64>() * u64::from(limits.top_k);
@@ -382,6 +385,11 @@ impl Scheduler {
     /// What was counted so far.
     pub fn counts(&self) -> &Counts {
         &self.counts
+    }
+
+    /// Forgets what was counted since `counts` were all.
+    pub(crate) fn set_counts(&mut self, counts: Counts) {
+        self.counts = counts;
     }
 
     /// Demanded experts that have not been handed out or reported as failed.

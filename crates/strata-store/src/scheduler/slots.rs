@@ -1,5 +1,6 @@
 //! Slots: which read is next, where it goes, what gives way to it, and what happens to a slot that nobody needs any more.
 
+use super::ahead::When;
 use super::{Class, Expert, ExpertId, Need, Outcome, PassKind, Read, Scheduler, Slot, SlotId, SlotState, chain};
 
 /// Passes after which a use counts half, and slots of which the one used least gives way in decode: with these, the arena
@@ -35,9 +36,9 @@ impl Scheduler {
     fn next_ahead(&self) -> Option<u32> {
         // Guesses of a layer that are not sure enough to be read keep no other layer waiting.
         let mut layers = (0..).zip(&self.unread_ahead).filter(|(_, unread)| **unread > 0).map(|(layer, _)| layer);
-        layers.find_map(|layer| match self.ahead.is_of(layer) {
-            true => self.next_choice(layer),
-            false => self.most_wanted(layer, Need::Forecast, self.forecast_min),
+        layers.find_map(|layer| match self.ahead.when(layer) {
+            Some(when) => self.next_choice(when, layer),
+            None => self.most_wanted(layer, Need::Forecast, self.forecast_min),
         })
     }
 
@@ -97,6 +98,7 @@ impl Scheduler {
         slot.read_in_pass = self.pass;
         slot.kind = self.kind;
         slot.is_unused = class != Class::HotSet;
+        slot.ahead = (class == Class::ReadAhead).then(|| self.ahead.when(id.layer).unwrap_or(When::Next));
         self.in_flight += 1;
         Some(Read { slot: SlotId { index, generation: slot.generation }, expert: id, class, evicted })
     }
@@ -314,11 +316,11 @@ impl Scheduler {
     fn waste(&mut self, index: u32) {
         let slot = &mut self.slots[index as usize];
         if std::mem::take(&mut slot.is_unused) {
-            let (number, kind, class) = (slot.expert, slot.kind, slot.class);
+            let Slot { expert: number, kind, class, ahead, .. } = *slot;
             let record_bytes = self.record_bytes(number);
             self.counts.wasted[class] += record_bytes;
-            if (kind, class) == (PassKind::Decode, Class::ReadAhead) {
-                self.ahead.add_wasted(record_bytes);
+            if let (PassKind::Decode, Some(when)) = (kind, ahead) {
+                self.ahead.add_wasted(when, record_bytes);
             }
         }
     }

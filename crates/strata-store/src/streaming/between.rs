@@ -5,6 +5,23 @@ use crate::StoreError;
 use crate::scheduler::Class;
 
 impl StreamingStore {
+    /// The same store, of whose layers passes leave out so many at the end: those of a draft head.
+    #[must_use]
+    pub fn with_left_out(mut self, layers: usize) -> Self {
+        self.passed_layers = (self.records.layers.len() - layers) as u32;
+        self
+    }
+
+    /// Whether passes count from now on, in [`counts`](Self::counts) and [`usage`](Self::usage). One that only looks at
+    /// what would have been does not.
+    pub fn set_counting(&mut self, is_counting: bool) {
+        match (is_counting, self.uncounted.take()) {
+            (true, None) => {}
+            (true, Some(counts)) => self.scheduler.set_counts(counts),
+            (false, before) => self.uncounted = Some(before.unwrap_or(*self.scheduler.counts())),
+        }
+    }
+
     /// Reads the hot set. `progress` is told bytes read and bytes in all, and ends it by `false`; what was not read then
     /// comes when the drive has nothing else to do.
     ///

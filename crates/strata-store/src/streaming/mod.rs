@@ -35,6 +35,16 @@ pub enum Lookahead {
     /// What the layer's router says of the input of the layer before; for layer 0, what earlier passes used.
     #[default]
     Router,
+    /// The same; and for single rows, where the drive has time for more, what the router says of the input two layers
+    /// before.
+    Router2,
+}
+
+impl Lookahead {
+    /// Whether what routers say is asked for at all.
+    fn asks_routers(self) -> bool {
+        matches!(self, Self::Router | Self::Router2)
+    }
 }
 
 /// How records are streamed. Nothing here changes a result.
@@ -75,6 +85,10 @@ pub struct StreamingStore {
     queue: ReadQueue,
     arena: Arena,
     options: StreamingOptions,
+    /// Layers that passes go through; those after them are only [skipped to](ExpertStore::skip_to).
+    passed_layers: u32,
+    /// What had been counted before the pass at hand, which does not count.
+    uncounted: Option<Counts>,
     /// Of earlier runs: what the hot set and forecasts come from.
     profile: Usage,
     /// Of this and earlier runs.
@@ -168,6 +182,8 @@ impl StreamingStore {
             queue,
             arena,
             options,
+            passed_layers: layers as u32,
+            uncounted: None,
             profile,
             pass: PassNumber::default(),
             kind: PassKind::Prompt,
@@ -365,7 +381,7 @@ impl ExpertStore for StreamingStore {
             // One token uses too few experts for a profile to be of use.
             (Lookahead::Off, _) | (_, PassKind::Decode) => {}
             (Lookahead::Profile, _) => self.forecast_by_profile(0, Self::PROFILE_EXPERTS),
-            (Lookahead::Router, _) => self.forecast_by_profile(0, usize::MAX),
+            (Lookahead::Router | Lookahead::Router2, _) => self.forecast_by_profile(0, usize::MAX),
         }
         self.pump();
         pass
@@ -396,7 +412,9 @@ impl ExpertStore for StreamingStore {
         if self.kind == PassKind::Decode {
             self.pace.demanded(layer, self.scheduler.missing(), is_idle, Instant::now());
         }
-        self.usage.add(layer, experts);
+        if self.uncounted.is_none() {
+            self.usage.add(layer, experts);
+        }
         self.pump();
         Ok(())
     }
@@ -416,7 +434,11 @@ impl ExpertStore for StreamingStore {
     }
 
     fn wants_forecast(&self) -> bool {
-        self.options.lookahead == Lookahead::Router && !self.holds_all()
+        self.options.lookahead.asks_routers() && !self.holds_all()
+    }
+
+    fn wants_early_forecast(&self) -> bool {
+        self.wants_forecast() && self.has_time_for_early()
     }
 
     fn close(&mut self, layer: u32) {
@@ -424,7 +446,8 @@ impl ExpertStore for StreamingStore {
             return;
         }
         self.scheduler.close(layer);
-        if self.options.lookahead == Lookahead::Profile {
+        let is_last = layer + 1 >= self.passed_layers;
+        if self.options.lookahead == Lookahead::Profile && self.kind == PassKind::Prompt && !is_last {
             self.forecast_by_profile(layer + 1, Self::PROFILE_EXPERTS);
         }
         self.pump();

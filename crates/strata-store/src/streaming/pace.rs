@@ -99,8 +99,19 @@ impl Pace {
             }
             self.state = State::Idle { since: now };
         }
-        let (State::Idle { since }, Some(record_s)) = (self.state, self.record_s.0) else { return 0.0 };
-        let left_s = self.idle_s[self.layer as usize].0.unwrap_or(0.0) - (now - since).as_secs_f64();
+        if missing > 0 { 0.0 } else { self.expected_records(now) }
+    }
+
+    /// For how many records the drive has, or will have, time between what is missing of the layer at hand and the next
+    /// layer's demand.
+    fn expected_records(&self, now: Instant) -> f64 {
+        let gone_s = match self.state {
+            State::Nothing => return 0.0,
+            State::Missing { .. } => 0.0,
+            State::Idle { since } => (now - since).as_secs_f64(),
+        };
+        let Some(record_s) = self.record_s.0 else { return 0.0 };
+        let left_s = self.idle_s[self.layer as usize].0.unwrap_or(0.0) - gone_s;
         left_s.max(0.0) / record_s.max(1e-9)
     }
 }
@@ -108,10 +119,16 @@ impl Pace {
 impl StreamingStore {
     /// In single tokens: tells the scheduler for how many records the drive has time.
     pub(super) fn look_at_pace(&mut self) {
-        if self.kind == PassKind::Decode && self.options.lookahead == Lookahead::Router {
+        if self.kind == PassKind::Decode && self.options.lookahead.asks_routers() {
             let records = self.pace.idle_records(self.scheduler.missing(), Instant::now());
             self.scheduler.expect_idle(records);
         }
+    }
+
+    /// Whether, of a single row, the router after the next one is to be asked.
+    pub(super) fn has_time_for_early(&self) -> bool {
+        let is_wanted = self.kind == PassKind::Decode && self.options.lookahead == Lookahead::Router2;
+        is_wanted && self.scheduler.has_time_for_early(self.pace.expected_records(Instant::now()))
     }
 
     /// A layer of a prompt is done: whether it waited says whether the drive has time for guesses that are less sure.
@@ -153,9 +170,12 @@ mod tests {
         pace.demanded(0, 0, true, at(70));
         assert!((pace.idle_records(0, at(70)) - 5.0).abs() < 1e-9);
         assert!((pace.idle_records(0, at(77)) - 1.5).abs() < 1e-9);
+        assert!((pace.expected_records(at(77)) - 1.5).abs() < 1e-9);
         assert_eq!(pace.idle_records(0, at(90)), 0.0, "later than ever");
         pace.demanded(1, 2, true, at(90));
         assert_eq!(pace.idle_records(2, at(91)), 0.0);
+        // None now, but two, as long as the drive is idle after this layer, once all is there.
+        assert!((pace.expected_records(at(91)) - 2.0).abs() < 1e-9);
         pace.waited();
         // Two in 10 ms: an eighth of the way from 2 to 5 ms a record.
         assert!((pace.idle_records(0, at(100)) - 4.0 / 2.375).abs() < 1e-9);

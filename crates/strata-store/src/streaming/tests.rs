@@ -230,6 +230,30 @@ fn what_a_token_misses_is_on_its_way_at_once_before_any_guess() {
     assert_eq!((forecast.named, forecast.right, forecast.missing), (2, 1, 2));
 }
 
+/// A profile says what the next layer of a prompt needs. A draft head's layer is none of a prompt's, and a single token uses
+/// too few experts for a profile.
+#[test]
+fn a_profile_is_for_prompts_and_the_layers_that_they_go_through() {
+    let read_ahead = |kind, left_out: usize| {
+        let Bed { store, records, files } = Bed::usual(7);
+        let mut bed = Bed { store: store.with_left_out(left_out), records, files };
+        bed.pass(PassKind::Prompt, &EVERY).unwrap();
+        bed.store.start_over().unwrap();
+        bed.store.set_lookahead(Lookahead::Profile, 1);
+        bed.store.begin_pass(kind);
+        for layer in 0..4 - left_out as u32 {
+            bed.serve(layer, &[0, 1]).unwrap();
+        }
+        bed.store.poll();
+        let held = (0..10).filter(|index| bed.store.holds(ExpertId { layer: 3, index: *index })).count();
+        bed.store.end_pass();
+        (bed.store.counts().read[Class::ReadAhead].records > 0, held > 0)
+    };
+    assert_eq!(read_ahead(PassKind::Prompt, 0), (true, true));
+    assert_eq!(read_ahead(PassKind::Prompt, 1), (true, false), "the layer after those that are passed");
+    assert_eq!(read_ahead(PassKind::Decode, 0), (false, true));
+}
+
 #[test]
 fn what_is_forgotten_comes_back_as_the_profile_says() {
     let mut bed = Bed::usual(12);

@@ -159,7 +159,7 @@ impl Books {
             s.demand(layer, &strip.demand).unwrap();
             wanted.extend(strip.demand.iter().map(|demand| ExpertId { layer, index: demand.expert }));
             strip.forecasts.iter().for_each(|(layer, experts)| s.forecast(*layer, experts));
-            if let Some((layer, experts)) = &strip.ranked {
+            for (layer, experts) in &strip.ranked {
                 s.expect_idle(2.0);
                 s.forecast_ranked(*layer, experts);
             }

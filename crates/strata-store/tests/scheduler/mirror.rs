@@ -43,15 +43,15 @@ pub(crate) struct Mirror {
     forecast: BTreeMap<ExpertId, u32>,
     /// What was expected in this pass before it was demanded, and has not given way since.
     was_forecast: BTreeSet<ExpertId>,
-    /// What the only row is expected to need of a layer.
+    /// What the only row is expected to need, of layers that were not demanded.
     ranked: BTreeSet<ExpertId>,
     /// Records that the drive is said to have time for.
     pub(crate) idle_records: f64,
-    /// Of forecasts for single rows: experts that were not in memory, those that were demanded, and what was missing of
-    /// the layers that they were for.
-    named: BTreeSet<ExpertId>,
-    forecast_layer: Option<u32>,
-    forecasts: [u64; 3],
+    /// Of forecasts for single rows, by layer and whether they are early: experts that were not in memory before the pass.
+    named: BTreeMap<(u32, bool), BTreeSet<u32>>,
+    /// Of those of the next layer and of early ones: experts that were named, those that were demanded, and what was missing
+    /// of the layers that they were for.
+    forecasts: [[u64; 3]; 2],
     /// Experts that failed in this pass, and reads in it.
     failed: BTreeSet<ExpertId>,
     reads_in_pass: BTreeMap<ExpertId, u32>,
@@ -91,9 +91,8 @@ impl Mirror {
             was_forecast: BTreeSet::new(),
             ranked: BTreeSet::new(),
             idle_records: 0.0,
-            named: BTreeSet::new(),
-            forecast_layer: None,
-            forecasts: [0; 3],
+            named: BTreeMap::new(),
+            forecasts: [[0; 3]; 2],
             failed: BTreeSet::new(),
             reads_in_pass: BTreeMap::new(),
             hot: BTreeSet::new(),
@@ -134,15 +133,22 @@ impl Mirror {
     }
 
     pub(crate) fn forecast_ranked(&mut self, layer: u32, experts: &[u32]) {
+        // Of what was named earlier, what is in memory or on its way stays.
+        let mut ranked = std::mem::take(&mut self.ranked);
+        ranked.retain(|id| id.layer != layer || self.holder(*id).is_some());
         let ids = experts.iter().map(|index| ExpertId { layer, index: *index });
-        self.ranked = ids.filter(|id| id.index < self.limits.experts && !self.failed.contains(id)).collect();
-        self.named = self.ranked.iter().copied().filter(|id| self.holder(*id).is_none()).collect();
-        self.forecast_layer = Some(layer);
+        let ids: Vec<_> = ids.filter(|id| id.index < self.limits.experts && !self.failed.contains(id)).collect();
+        let is_of_this_pass = |id: &&ExpertId| {
+            self.holder(**id).is_none_or(|held| held.read_in_pass == self.pass && held.class != Class::HotSet)
+        };
+        let named = ids.iter().filter(is_of_this_pass).map(|id| id.index).collect();
+        self.named.insert((layer, layer == self.layer + 2), named);
+        ranked.extend(ids);
+        self.ranked = ranked;
     }
 
     /// A single row's demand is whole: what else was expected of the layer is not any more.
     fn judge(&mut self) {
-        self.forecast_layer = None;
         let ids = self.demanded.keys().map(|index| ExpertId { layer: self.layer, index: *index });
         let demanded: BTreeSet<_> = ids.collect();
         let is_missing = |id: &&ExpertId| match self.holder(**id) {
@@ -152,11 +158,15 @@ impl Mirror {
             _ => !self.failed.contains(id),
         };
         let missing = demanded.iter().filter(is_missing).count();
-        let right = self.named.intersection(&demanded).count();
-        let counts = [self.named.len(), right, missing];
-        self.forecasts.iter_mut().zip(counts).for_each(|(all, more)| *all += more as u64);
-        self.named.clear();
-        self.ranked.clear();
+        for is_early in [false, true] {
+            let Some(named) = self.named.remove(&(self.layer, is_early)) else { continue };
+            let index = |id: &ExpertId| id.index;
+            let right = demanded.difference(&self.failed).map(index).filter(|index| named.contains(index)).count();
+            let counts = [named.len(), right, missing];
+            let all = &mut self.forecasts[usize::from(is_early)];
+            all.iter_mut().zip(counts).for_each(|(all, more)| *all += more as u64);
+        }
+        self.ranked.retain(|id| id.layer != self.layer);
     }
 
     pub(crate) fn demand(&mut self, experts: &[Demand]) {
@@ -169,7 +179,7 @@ impl Mirror {
             *self.demanded.entry(*expert).or_insert(0) += tokens;
             self.forecast.remove(&ExpertId { layer: self.layer, index: *expert });
         }
-        if self.forecast_layer == Some(self.layer) {
+        if self.named.keys().any(|(layer, _)| *layer == self.layer) {
             self.judge();
         }
     }
@@ -328,7 +338,6 @@ impl Mirror {
         self.was_forecast.clear();
         self.ranked.clear();
         self.named.clear();
-        self.forecast_layer = None;
     }
 
     /// The arena shrank: the hottest members that there is room for are left.
@@ -392,8 +401,8 @@ impl Mirror {
     pub(crate) fn check_counts(&self, counts: &Counts) {
         assert_eq!([counts.resident, counts.ahead, counts.missed].map(|tally| tally.records), self.lookups);
         assert_eq!(counts.evictions, self.evictions);
-        let Forecasts { named, right, missing } = counts.forecast;
-        assert_eq!([named, right, missing], self.forecasts);
+        let forecasts = |of: Forecasts| [of.named, of.right, of.missing];
+        assert_eq!([counts.forecast, counts.early_forecast].map(forecasts), self.forecasts);
         for class in [Class::Demand, Class::ReadAhead, Class::HotSet] {
             assert_eq!(counts.read[class].records, self.read[class as usize]);
             assert_eq!(counts.failed[class].records, self.failures[class as usize]);

@@ -684,7 +684,7 @@ fn single(s: &mut Scheduler, idle_records: f64, forecast: &[u32], demand: &[u32]
 }
 
 /// One layer from demand to the end, told something before it is closed.
-fn layer_with(s: &mut Scheduler, layer: u32, experts: &[u32], tell: impl FnOnce(&mut Scheduler)) {
+pub(crate) fn layer_with(s: &mut Scheduler, layer: u32, experts: &[u32], tell: impl FnOnce(&mut Scheduler)) {
     let all: Vec<_> = experts.iter().map(|expert| (*expert, 1)).collect();
     s.demand(layer, &demands(&all)).unwrap();
     tell(s);

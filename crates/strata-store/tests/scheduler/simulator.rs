@@ -77,9 +77,10 @@ impl Simulator {
                 self.scheduler.demand(layer, &strip.demand).unwrap();
                 self.mirror.demand(&strip.demand);
                 strip.forecasts.iter().for_each(|(to, experts)| self.forecast(*to, experts));
-                if let Some((to, experts)) = &strip.ranked {
+                for (to, experts) in &strip.ranked {
                     self.scheduler.forecast_ranked(*to, experts);
                     self.mirror.forecast_ranked(*to, experts);
+                    self.pump();
                 }
                 self.pump();
                 assert_eq!(self.scheduler.next_outcome(), None, "not before the layer is closed");

@@ -31,8 +31,8 @@ impl Random {
 pub(crate) struct Strip {
     pub(crate) demand: Vec<Demand>,
     pub(crate) forecasts: Vec<(u32, Vec<Demand>)>,
-    /// What a single row makes one expect of the next layer, the most likely first.
-    pub(crate) ranked: Option<(u32, Vec<u32>)>,
+    /// What a single row makes one expect of the next layer and the one after it, the most likely first.
+    pub(crate) ranked: Vec<(u32, Vec<u32>)>,
 }
 
 #[derive(Clone, Debug)]
@@ -84,9 +84,9 @@ pub(crate) fn pass(style: &Style, kind: PassKind, random: &mut Random) -> Pass {
             let (ranked, forecasts) = if is_single {
                 let ids =
                     |(to, demands): (u32, Vec<Demand>)| (to, demands.iter().map(|demand| demand.expert).collect());
-                (all.map(ids).next(), Vec::new())
+                (all.map(ids).collect(), Vec::new())
             } else {
-                (None, all.collect())
+                (Vec::new(), all.collect())
             };
             Strip { demand: demand.clone(), forecasts, ranked }
         };

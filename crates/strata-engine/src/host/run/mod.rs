@@ -114,7 +114,7 @@ impl Runner {
         monitor: Arc<Monitor>,
         options: &HostOptions,
     ) -> Result<Self, EngineError> {
-        let parallel = options.parallel.max(1);
+        let parallel = options.parallel;
         let sessions = (0..parallel).map(|_| engine.new_session().map(Some)).collect::<Result<_, _>>()?;
         let (checkpoints, every_tokens) = (options.checkpoints, options.checkpoint_every_tokens);
         let mut prefixes = Prefixes::new(parallel, PrefixOptions { checkpoints, every_tokens });

@@ -12,7 +12,8 @@ const LAYERS: usize = 12;
 
 impl Bed {
     fn new(parallel: usize, change: impl FnOnce(&mut EngineOptions)) -> Self {
-        let mut options = EngineOptions { threads: 1, pass_tokens: Some(128), ..EngineOptions::default() };
+        let mut options =
+            EngineOptions { threads: 1, pass_tokens: Some(128), sequences: parallel, ..EngineOptions::default() };
         options.model.strip_rows = 16;
         change(&mut options);
         let engine = Engine::open(&mini(), &options).unwrap();

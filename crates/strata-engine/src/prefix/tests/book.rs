@@ -91,7 +91,7 @@ proptest! {
                     let place = busy[which % busy.len()];
                     let taken = 1 + (part * (rows[place].len() - 1) as f64) as usize;
                     let is_end = taken == rows[place].len();
-                    let added = book.add(place, &rows[place][..taken].to_vec(), point, is_end);
+                    let added = book.add(place, &rows[place][..taken], point, is_end);
                     prop_assert!(added.id.is_none_or(|id| !added.dropped.contains(&id)));
                     if point == Point::Prompt && is_end && budget > book.coming() {
                         prop_assert!(added.id.is_some(), "the end of the prompt at hand is kept");
@@ -167,7 +167,7 @@ fn a_popular_root_is_not_given_up_while_anything_else_can_be() {
         book.end(start.place, prompt, true);
         start.reused_tokens
     };
-    let with_root = |number: u32| [&root[..], &vec![10_000 + number; 50]].concat();
+    let with_root = |number: u32| [&root[..], &[10_000 + number; 50]].concat();
     let reused: Vec<usize> = (0..4).map(|number| ask(&with_root(number))).collect();
     assert_eq!(reused, [0, 500, 500, 500]);
     // Others, longer and longer, which have nothing in common.

@@ -37,7 +37,7 @@ fn saved(name: &str, folder: &TempDir, change: fn(&mut EngineOptions)) -> (Desk,
 
 #[test]
 fn a_new_run_goes_on_from_files() {
-    let kinds: [(&str, fn(&mut EngineOptions)); 4] = [
+    let kinds: [Kind; 4] = [
         ("longqsa", |_| ()),
         ("longqsa", |options| options.model.kv = Some(KvType::Float32)),
         ("longqsa", |options| options.model.kv = Some(KvType::Q8_0)),
@@ -71,7 +71,7 @@ fn field_report_30_files_of_another_model_or_other_options_are_not_used() {
     let (desk, prompt) = saved("moe8ple", &folder, |_| ());
     drop(desk);
     let before = files(&folder);
-    let others: [(&str, fn(&mut EngineOptions)); 4] = [
+    let others: [Kind; 4] = [
         ("longqsa", |_| ()),
         ("moe8ple", cached),
         ("moe8ple", |options| options.model.kv = Some(KvType::Q8_0)),
@@ -173,7 +173,7 @@ fn field_report_57_files_stay_within_their_budgets() {
     desk.save_all();
     assert_eq!(files(&folder), before, "no more today");
     // Another day.
-    fs::write(folder.path().join("written-today.json"), ledger.replace(|c: char| c == '2', "1")).unwrap();
+    fs::write(folder.path().join("written-today.json"), ledger.replace('2', "1")).unwrap();
     desk.restart(DiskOptions { daily_bytes: 2 * one, ..options });
     desk.ask(&desk.turn(200, 180), &[]);
     desk.save_all();

@@ -18,6 +18,9 @@ fn oracle(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../strata-model/tests/data/oracle/{name}/model-f16.gguf"))
 }
 
+/// A model, and how it is opened.
+type Kind = (&'static str, fn(&mut EngineOptions));
+
 /// Sequences, what is kept of them, and one to read anew with.
 struct Desk {
     engine: Engine,
@@ -65,7 +68,7 @@ impl Desk {
 
     /// Tokens that look like a text, each turn with its own number.
     fn turn(&self, number: usize, tokens: usize) -> Vec<u32> {
-        let vocabulary = self.engine.model.vocabulary();
+        let vocabulary = self.engine.model.vocabulary().min(250);
         let mut turn: Vec<u32> =
             (0..tokens - 1).map(|i| ((number * 31 + i * 7) % (vocabulary - 2) + 2) as u32).collect();
         turn.push(END);
@@ -95,7 +98,16 @@ impl Desk {
             return Read { place, reused_tokens, logits };
         }
         let mut logits = Vec::new();
-        for (stop, point) in self.prefixes.stops(place, prompt, reused_tokens, &[END]) {
+        let stops = self.prefixes.stops(place, prompt, reused_tokens, &[END]);
+        if stops.is_empty() {
+            let sequence = &mut self.sequences[place];
+            self.engine
+                .model
+                .forward(sequence, &prompt[reused_tokens..], Rows::Last, &mut logits, &mut Unobserved)
+                .unwrap();
+            self.texts[place] = prompt.to_vec();
+        }
+        for (stop, point) in stops {
             let ids = &prompt[self.texts[place].len()..stop];
             logits.clear();
             let sequence = &mut self.sequences[place];
