@@ -23,6 +23,7 @@ pub(crate) fn serve(flags: &ServeFlags) -> Result<(), CliError> {
     let path = setup::model_path(flags.model.model.as_deref())?;
     let engine_options = EngineOptions {
         drafts: setup::drafts(&flags.drafts),
+        sequences: flags.parallel,
         checkpoints: flags.checkpoints,
         ..setup::engine_options(&flags.engine)
     };

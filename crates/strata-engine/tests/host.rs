@@ -269,3 +269,17 @@ fn broken_numbers_end_a_request_and_not_the_host() {
     host.close(Duration::ZERO).unwrap();
     assert_eq!((host.status().failed, host.status().active.len()), (2, 0));
 }
+
+#[test]
+fn a_host_keeps_to_the_plan_of_its_engine() {
+    let engine = |options: &EngineOptions| Engine::open(&mini(), options).unwrap();
+    for options in [EngineOptions::default(), EngineOptions { checkpoints: 5, ..served() }] {
+        let error = Host::start(engine(&options), HostOptions::default()).err().unwrap().to_string();
+        assert!(error.contains("a host of 4 requests at a time with 6 checkpoints"), "{error}");
+    }
+    let (host_options, options) = (HostOptions { checkpoints: 0, parallel: 3, ..HostOptions::default() }, served());
+    let host = Host::start(engine(&options), host_options).unwrap();
+    let memory = host.status().memory;
+    assert_eq!(memory.plan.iter().map(|(_, bytes)| bytes).sum::<u64>(), memory.plan_bytes);
+    assert!(memory.plan.iter().any(|(name, _)| name == "checkpoints") && memory.plan.is_sorted_by(|a, b| a.1 >= b.1));
+}
