@@ -49,6 +49,7 @@ pub(crate) fn serve(flags: &ServeFlags) -> Result<(), CliError> {
         access,
         name: flags.name.clone(),
         body_bytes: (flags.max_body_mb as usize) << 20,
+        fits_answers: flags.fit_answers,
         answer_time: flags.time_limit_s.map(Duration::from_secs),
         ..ServerOptions::default()
     };

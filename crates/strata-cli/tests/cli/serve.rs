@@ -7,7 +7,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use crate::command;
 
 fn strata(arguments: &[&str]) -> Command {
-    let mut command = command(&["serve", "--context", "512", "--parallel", "2"]);
+    let mut command = command(&["serve", "--context", "512"]);
     command.args(arguments);
     command.stderr(Stdio::piped()).stdout(Stdio::null());
     command
@@ -116,8 +116,9 @@ fn a_key_is_asked_for() {
     assert_eq!(running.end().0.code(), Some(0));
 }
 
+/// ktransformers#2099 and others: out of memory because of one wrong flag.
 #[test]
-fn what_cannot_be_served_is_told_before_a_model_is_loaded() {
+fn field_report_55_what_cannot_be_served_is_told_before_a_model_is_loaded() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();
     for (arguments, code, words) in [
@@ -132,4 +133,33 @@ fn what_cannot_be_served_is_told_before_a_model_is_loaded() {
         assert_eq!(output.status.code(), Some(code), "{said}");
         assert!(said.contains(words) && !said.contains("plan"), "{said}");
     }
+}
+
+/// What was read in one run is known in the next one, but not to a run that would compute it in another way.
+#[test]
+#[cfg(unix)]
+fn prefixes_in_a_folder_outlive_the_server() {
+    let folder = tempfile::tempdir().unwrap();
+    let cached = |more: &[&str]| {
+        let arguments = [&["--prefix-disk", folder.path().to_str().unwrap()], more].concat();
+        let running = Running::start(&arguments);
+        let text = "The old dog ran up the hill. ".repeat(30);
+        let body =
+            format!(r#"{{"messages": [{{"role": "user", "content": "{text}"}}], "max_tokens": 4, "temperature": 0}}"#);
+        let answer = all(running.post("/v1/chat/completions", "", &body));
+        let number = |name: &str| {
+            let rest = answer.split(&format!("\"{name}\":")).nth(1).unwrap_or_else(|| panic!("{answer}"));
+            rest.split([',', '}']).next().unwrap().parse::<usize>().unwrap()
+        };
+        let (prompt, cached) = (number("prompt_tokens"), number("cached_tokens"));
+        let content = answer.split("\"content\":").nth(1).unwrap().split("\"refusal\"").next().unwrap().to_owned();
+        assert_eq!(running.end().0.code(), Some(0));
+        (prompt, cached, content)
+    };
+    let (prompt, at_first, text) = cached(&[]);
+    assert!(at_first == 0 && prompt > 128, "{prompt} {at_first}");
+    let (_, known, again) = cached(&[]);
+    assert!(known * 20 >= prompt * 19, "{known} of {prompt}");
+    assert_eq!(again, text);
+    assert_eq!(cached(&["--kv", "q8_0"]).1, 0, "another form of keys and values");
 }
