@@ -59,7 +59,8 @@ pub(crate) struct Tool {
 impl Tool {
     /// `function`: name, description and the schema of its parameters.
     pub(crate) fn new(name: String, function: Map<String, Value>) -> Self {
-        Self { name, json: json!({ "type": "function", "function": function }) }
+        let json = [("type".to_owned(), "function".into()), ("function".to_owned(), Value::Object(function))];
+        Self { name, json: Value::Object(Map::from_iter(json)) }
     }
 
     /// A field of its function.
@@ -112,7 +113,10 @@ pub(crate) fn prepare(
         && !(rules.is_thinking && rules.thinking_tokens.is_some());
     let constraint = match is_free {
         true => None,
-        false => model.vocabulary().and_then(|vocabulary| rules.constraint(&vocabulary)).map_err(form_problem)?,
+        false => model
+            .vocabulary()
+            .and_then(|vocabulary| rules.constraint(&vocabulary))
+            .map_err(|error| form_problem(&error))?,
     };
     prepared(model, prompt, settings, fits, constraint, parser)
 }
@@ -308,7 +312,7 @@ fn without_tools(messages: Vec<Message>, tools: &[Value]) -> Result<Vec<Message>
 /// What the answer to a prompt must look like.
 fn rules(template: &ChatTemplate, conversation: &Conversation, prompt: &str) -> Result<AnswerRules, Problem> {
     let tools: Vec<Value> = conversation.tools.iter().map(|tool| tool.json.clone()).collect();
-    let tools = Tools::read(&tools).map_err(form_problem)?;
+    let tools = Tools::read(&tools).map_err(|error| form_problem(&error))?;
     let budget = conversation.effort.as_deref().and_then(|effort| effort_of(effort).thinking_tokens());
     Ok(AnswerRules {
         form: conversation.form.clone(),
@@ -323,8 +327,8 @@ fn rules(template: &ChatTemplate, conversation: &Conversation, prompt: &str) -> 
     })
 }
 
-fn form_problem(error: FormError) -> Problem {
-    let field = match &error {
+fn form_problem(error: &FormError) -> Problem {
+    let field = match error {
         FormError::BadTool { index, .. } => format!("tools[{index}]"),
         FormError::BadChoice { .. } => "tool_choice".to_owned(),
         FormError::TooLong { what, .. } | FormError::TooDeep { what } | FormError::Refused { what, .. } => {

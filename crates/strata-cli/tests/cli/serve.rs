@@ -22,17 +22,18 @@ struct Running {
 impl Running {
     fn start(arguments: &[&str]) -> Self {
         let mut child = strata(arguments).args(["--port", "0"]).spawn().unwrap();
-        let mut stderr = BufReader::new(child.stderr.take().unwrap());
+        let stderr = BufReader::new(child.stderr.take().unwrap());
+        let mut running = Self { child, address: String::new(), stderr };
         let mut said = String::new();
-        loop {
+        while running.address.is_empty() {
             let before = said.len();
-            assert!(stderr.read_line(&mut said).unwrap() > 0, "it ended: {said}");
+            assert!(running.stderr.read_line(&mut said).unwrap() > 0, "it ended: {said}");
             if let Some((_, address)) = said[before..].split_once("ready at http://") {
-                let address = address.trim().to_owned();
-                assert!(said.contains("strata: plan: "), "{said}");
-                return Self { child, address, stderr };
+                running.address = address.trim().to_owned();
             }
         }
+        assert!(said.contains("strata: plan: "), "{said}");
+        running
     }
 
     fn send(&self, request: &str) -> TcpStream {
@@ -52,6 +53,14 @@ impl Running {
         let mut said = String::new();
         self.stderr.read_to_string(&mut said).unwrap();
         (self.child.wait().unwrap(), said)
+    }
+}
+
+impl Drop for Running {
+    /// A test that failed leaves no server behind.
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 
