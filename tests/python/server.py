@@ -43,3 +43,8 @@ class Server:
     def status(self):
         with urllib.request.urlopen(self.url + "/v1/status") as response:
             return json.load(response)
+
+    def post(self, path, body):
+        request = urllib.request.Request(self.url + path, json.dumps(body).encode())
+        with urllib.request.urlopen(request) as response:
+            return json.load(response)

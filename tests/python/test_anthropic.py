@@ -8,7 +8,8 @@ from test_openai import WEATHER
 
 TOOL = {"name": "weather", "description": "Tells the weather.", "input_schema": WEATHER}
 STORY = [{"role": "user", "content": "Tell me about a dog and a ball."}]
-ASK = {"model": "m", "messages": STORY, "max_tokens": 24, "temperature": 0}
+# The package no longer knows temperature by itself.
+ASK = {"model": "m", "messages": STORY, "max_tokens": 24, "extra_body": {"temperature": 0}}
 
 
 @pytest.fixture
@@ -60,7 +61,7 @@ def test_stop_sequences_are_told(client):
 
 
 def test_errors_are_the_package_s_own(client):
-    for more in ({"messages": []}, {"max_tokens": 100_000}, {"temperature": "hot"}):
+    for more in ({"messages": []}, {"max_tokens": 9_000}, {"extra_body": {"temperature": "hot"}}):
         with pytest.raises(anthropic.BadRequestError) as caught:
             client.messages.create(**{**ASK, **more})
         assert caught.value.body["error"]["type"] == "invalid_request_error"

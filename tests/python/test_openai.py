@@ -95,8 +95,8 @@ def test_a_streamed_call_is_the_same_call(client):
 
 def test_schemas_bind(client):
     schema = {"type": "json_schema", "json_schema": {"name": "w", "schema": WEATHER, "strict": True}}
-    for seed in range(3):
-        answer = chat(client, response_format=schema, max_tokens=200, temperature=1.0, seed=seed).choices[0]
+    for seed in range(2):
+        answer = chat(client, response_format=schema, max_tokens=1_000, temperature=0.5, seed=seed).choices[0]
         assert answer.finish_reason == "stop"
         jsonschema_rs.validate(WEATHER, json.loads(answer.message.content))
 
@@ -170,15 +170,16 @@ def test_regenerate_rewinds(client):
     assert known >= 0.95 * tokens
 
 
-def test_300_turns(client):
+def test_300_turns(server):
     """A conversation of 300 turns: what was said is not read again."""
     messages = []
     read = 0
     for turn in range(300):
         messages.append({"role": "user", "content": f"Say {turn}."})
-        answer = chat(client, messages, max_tokens=3)
-        messages.append({"role": "assistant", "content": answer.choices[0].message.content})
-        usage = answer.usage
-        read += usage.prompt_tokens - usage.prompt_tokens_details.cached_tokens
-    # Each turn adds some 15 tokens: all of them, read a few times over, are no more than this.
-    assert read < 5 * usage.prompt_tokens, (read, usage.prompt_tokens)
+        # The package would take longer over the messages than the model.
+        answer = server.post("/v1/chat/completions", {"messages": messages, "max_tokens": 3, "temperature": 0})
+        messages.append({"role": "assistant", "content": answer["choices"][0]["message"]["content"]})
+        usage = answer["usage"]
+        read += usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"]
+    # Each turn is read once, and what a template or a cut answer changes at its end again.
+    assert read < 2 * usage["prompt_tokens"], (read, usage["prompt_tokens"])

@@ -49,22 +49,23 @@ pub(crate) fn serve(flags: &ServeFlags) -> Result<(), CliError> {
         access,
         name: flags.name.clone(),
         body_bytes: (flags.max_body_mb as usize) << 20,
+        fits_answers: flags.fit_answers,
         answer_time: flags.time_limit_s.map(Duration::from_secs),
         ..ServerOptions::default()
     };
-    let address = listener.local_addr().map_err(cannot_listen)?;
+    let address = listener.local_addr().map_err(|error| cannot_listen(&error))?;
     note::line(format_args!(
         "strata: {described}, {} requests at a time, {} tokens of context each\nstrata: ready at http://{address}",
         flags.parallel,
         host.context_tokens(),
     ));
     let at_once = i32::from(CliError::Interrupted.exit_code());
-    strata_server::run(&host, listener, options, GRACE, at_once).map_err(cannot_listen)??;
+    strata_server::run(&host, listener, options, GRACE, at_once).map_err(|error| cannot_listen(&error))??;
     note::line("strata: ended");
     Ok(())
 }
 
-fn cannot_listen(error: std::io::Error) -> CliError {
+fn cannot_listen(error: &std::io::Error) -> CliError {
     CliError::Failed(format!("cannot take connections: {error}"))
 }
 

@@ -63,6 +63,8 @@ pub(crate) struct End {
     pub(crate) thinking_tokens: usize,
     /// What was wrong with calls that became text.
     pub(crate) problems: Vec<CallProblem>,
+    /// The most tokens that it could have, where they were fewer than were asked for.
+    pub(crate) fitted: Option<usize>,
 }
 
 /// An answer that is being written.
@@ -70,6 +72,7 @@ pub(crate) struct Answer {
     events: Events,
     /// `None`: it is text, whatever it looks like.
     parser: Option<AnswerParser>,
+    fitted: Option<usize>,
     record: Arc<Record>,
     pieces: VecDeque<Piece>,
     /// Tokens since the last part.
@@ -87,12 +90,14 @@ impl Answer {
     pub(crate) fn new(
         events: Events,
         parser: Option<AnswerParser>,
+        fitted: Option<usize>,
         record: Arc<Record>,
         limit: Option<Duration>,
     ) -> Self {
         Self {
             events,
             parser,
+            fitted,
             record,
             pieces: VecDeque::new(),
             tokens: Vec::new(),
@@ -157,6 +162,7 @@ impl Answer {
                     calls: self.calls,
                     thinking_tokens: self.thinking_tokens,
                     problems: std::mem::take(&mut self.problems),
+                    fitted: self.fitted,
                 })));
             }
             Event::Failed(failure) => self.fail(failure.into()),
@@ -301,6 +307,9 @@ impl End {
                 json!({ "type": "tool_call_error", "code": code, "message": problem.to_string() })
             };
             object.insert("problems".to_owned(), self.problems.iter().map(problem).collect());
+        }
+        if let Some(fitted) = self.fitted {
+            object.insert("max_tokens".to_owned(), fitted.into());
         }
         if !ignored.is_empty() {
             object.insert("ignored_fields".to_owned(), json!(ignored));

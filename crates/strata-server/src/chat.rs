@@ -59,7 +59,8 @@ pub(crate) struct Tool {
 impl Tool {
     /// `function`: name, description and the schema of its parameters.
     pub(crate) fn new(name: String, function: Map<String, Value>) -> Self {
-        Self { name, json: json!({ "type": "function", "function": function }) }
+        let json = [("type".to_owned(), "function".into()), ("function".to_owned(), Value::Object(function))];
+        Self { name, json: Value::Object(Map::from_iter(json)) }
     }
 
     /// A field of its function.
@@ -92,10 +93,17 @@ pub(crate) struct Prepared {
     pub(crate) request: Request,
     /// What takes its answer apart; `None`: it is text.
     pub(crate) parser: Option<AnswerParser>,
+    /// The most tokens of the answer, where they are fewer than were asked for.
+    pub(crate) fitted: Option<usize>,
 }
 
-/// Makes a conversation ready.
-pub(crate) fn prepare(model: &Model, conversation: &Conversation, settings: &Settings) -> Result<Prepared, Problem> {
+/// Makes a conversation ready. `fits`: an answer that the context has no room for may have what is left of it.
+pub(crate) fn prepare(
+    model: &Model,
+    conversation: &Conversation,
+    settings: &Settings,
+    fits: bool,
+) -> Result<Prepared, Problem> {
     let text = render(template(model)?, conversation)?;
     let prompt = encode(model, &text)?;
     let rules = rules(template(model)?, conversation, &text)?;
@@ -105,13 +113,21 @@ pub(crate) fn prepare(model: &Model, conversation: &Conversation, settings: &Set
         && !(rules.is_thinking && rules.thinking_tokens.is_some());
     let constraint = match is_free {
         true => None,
-        false => model.vocabulary().and_then(|vocabulary| rules.constraint(&vocabulary)).map_err(form_problem)?,
+        false => model
+            .vocabulary()
+            .and_then(|vocabulary| rules.constraint(&vocabulary))
+            .map_err(|error| form_problem(&error))?,
     };
-    Ok(Prepared { request: request(model, prompt, settings, constraint)?, parser })
+    prepared(model, prompt, settings, fits, constraint, parser)
 }
 
 /// Makes a plain text ready.
-pub(crate) fn prepare_text(model: &Model, prompt: &Prompt, settings: &Settings) -> Result<Prepared, Problem> {
+pub(crate) fn prepare_text(
+    model: &Model,
+    prompt: &Prompt,
+    settings: &Settings,
+    fits: bool,
+) -> Result<Prepared, Problem> {
     let prompt = match prompt {
         Prompt::Text(text) => encode(model, text)?,
         Prompt::Ids(ids) => ids.clone(),
@@ -119,7 +135,7 @@ pub(crate) fn prepare_text(model: &Model, prompt: &Prompt, settings: &Settings) 
     if prompt.is_empty() {
         return Err(Problem::field("prompt", "`prompt` must not be empty: there is nothing to continue"));
     }
-    Ok(Prepared { request: request(model, prompt, settings, None)?, parser: None })
+    prepared(model, prompt, settings, fits, None, None)
 }
 
 /// Tokens of a conversation's prompt.
@@ -136,32 +152,36 @@ fn encode(model: &Model, text: &str) -> Result<Vec<u32>, Problem> {
 }
 
 /// What is asked of the host: the answer may have what is left of the context where nothing is said.
-fn request(
+fn prepared(
     model: &Model,
     prompt: Vec<u32>,
     settings: &Settings,
+    fits: bool,
     constraint: Option<Constraint>,
-) -> Result<Request, Problem> {
+    parser: Option<AnswerParser>,
+) -> Result<Prepared, Problem> {
     let (most, prompt_tokens) = (model.context_tokens, prompt.len());
     let left = most.saturating_sub(prompt_tokens);
     let asked = settings.max_tokens.unwrap_or(left).max(1);
-    if asked > left {
+    let fitted = (asked > left && fits && left > 0).then_some(left);
+    if asked > left && fitted.is_none() {
         let text = format!(
             "the prompt has {prompt_tokens} tokens and {asked} are to be written, together {}, but the context of this \
-             model holds {most}: shorten the prompt, ask for less, or start the server with a larger --context",
+             model holds {most}: shorten the prompt, ask for less, or start the server with a larger --context or with --fit-answers",
             prompt_tokens.saturating_add(asked)
         );
         return Err(Problem::new(Kind::TooLong, text));
     }
-    Ok(Request {
+    let request = Request {
         prompt,
-        max_tokens: asked,
+        max_tokens: fitted.unwrap_or(asked),
         sampling: settings.sampling,
         bias: settings.bias.clone(),
         constraint,
         stop: settings.stop.clone(),
         top_logprobs: settings.top_logprobs,
-    })
+    };
+    Ok(Prepared { request, parser, fitted })
 }
 
 /// The text of a prompt.
@@ -292,7 +312,7 @@ fn without_tools(messages: Vec<Message>, tools: &[Value]) -> Result<Vec<Message>
 /// What the answer to a prompt must look like.
 fn rules(template: &ChatTemplate, conversation: &Conversation, prompt: &str) -> Result<AnswerRules, Problem> {
     let tools: Vec<Value> = conversation.tools.iter().map(|tool| tool.json.clone()).collect();
-    let tools = Tools::read(&tools).map_err(form_problem)?;
+    let tools = Tools::read(&tools).map_err(|error| form_problem(&error))?;
     let budget = conversation.effort.as_deref().and_then(|effort| effort_of(effort).thinking_tokens());
     Ok(AnswerRules {
         form: conversation.form.clone(),
@@ -307,8 +327,8 @@ fn rules(template: &ChatTemplate, conversation: &Conversation, prompt: &str) -> 
     })
 }
 
-fn form_problem(error: FormError) -> Problem {
-    let field = match &error {
+fn form_problem(error: &FormError) -> Problem {
+    let field = match error {
         FormError::BadTool { index, .. } => format!("tools[{index}]"),
         FormError::BadChoice { .. } => "tool_choice".to_owned(),
         FormError::TooLong { what, .. } | FormError::TooDeep { what } | FormError::Refused { what, .. } => {

@@ -38,6 +38,9 @@ pub struct ServerOptions {
     pub arrival_time: Duration,
     /// The most time that an answer may take; `None`: no limit.
     pub answer_time: Option<Duration>,
+    /// Whether an answer that the context has no room for may have what is left of it, and is told so; else its request is
+    /// refused.
+    pub fits_answers: bool,
     /// Whether each request is told on standard error.
     pub is_logged: bool,
 }
@@ -50,6 +53,7 @@ impl Default for ServerOptions {
             body_bytes: 16 << 20,
             arrival_time: Duration::from_secs(30),
             answer_time: None,
+            fits_answers: false,
             is_logged: true,
         }
     }
@@ -161,13 +165,13 @@ impl Shared {
     /// Runs what may take long where it holds up nobody.
     async fn work<T: Send + 'static>(
         self: &Arc<Self>,
-        work: impl FnOnce(&Model) -> Result<T, Problem> + Send + 'static,
+        work: impl FnOnce(&Self) -> Result<T, Problem> + Send + 'static,
     ) -> Result<T, Problem> {
         let broken = |_| Problem::new(Kind::Internal, "the server failed in reading the request");
         let permit =
             self.preparing.acquire().await.map_err(|_| Problem::new(Kind::Closing, "the server is closing"))?;
         let shared = Arc::clone(self);
-        let done = tokio::task::spawn_blocking(move || work(&shared.model)).await.map_err(broken);
+        let done = tokio::task::spawn_blocking(move || work(&shared)).await.map_err(broken);
         drop(permit);
         done?
     }
@@ -175,7 +179,7 @@ impl Shared {
     fn ask(&self, prepared: Prepared, record: Arc<Record>) -> Result<Answer, Problem> {
         let events = self.model.writer.submit(prepared.request)?;
         record.began();
-        Ok(Answer::new(events, prepared.parser, record, self.options.answer_time))
+        Ok(Answer::new(events, prepared.parser, prepared.fitted, record, self.options.answer_time))
     }
 
     /// The name that a response gives the model: the one that was asked for, since clients compare.
@@ -196,9 +200,10 @@ async fn chat_completions(
 ) -> Result<Response, Problem> {
     let fields = shared.body(&headers, body).await?;
     let (request, prepared) = shared
-        .work(|model| {
+        .work(|shared| {
+            let model = &shared.model;
             let request = openai::chat::read(fields, model.sampling)?;
-            let prepared = chat::prepare(model, &request.conversation, &request.settings)?;
+            let prepared = chat::prepare(model, &request.conversation, &request.settings, shared.options.fits_answers)?;
             Ok((request, prepared))
         })
         .await?;
@@ -219,9 +224,10 @@ async fn completions(
 ) -> Result<Response, Problem> {
     let fields = shared.body(&headers, body).await?;
     let (request, prepared) = shared
-        .work(|model| {
+        .work(|shared| {
+            let model = &shared.model;
             let request = openai::completions::read(fields, model.sampling)?;
-            let prepared = chat::prepare_text(model, &request.prompt, &request.settings)?;
+            let prepared = chat::prepare_text(model, &request.prompt, &request.settings, shared.options.fits_answers)?;
             Ok((request, prepared))
         })
         .await?;
@@ -242,9 +248,10 @@ async fn responses(
 ) -> Result<Response, Problem> {
     let fields = shared.body(&headers, body).await?;
     let (request, prepared) = shared
-        .work(|model| {
+        .work(|shared| {
+            let model = &shared.model;
             let request = openai::read_responses(fields, model.sampling)?;
-            let prepared = chat::prepare(model, &request.conversation, &request.settings)?;
+            let prepared = chat::prepare(model, &request.conversation, &request.settings, shared.options.fits_answers)?;
             Ok((request, prepared))
         })
         .await?;
@@ -265,9 +272,10 @@ async fn messages(
 ) -> Result<Response, Problem> {
     let fields = shared.body(&headers, body).await?;
     let (request, prepared) = shared
-        .work(|model| {
+        .work(|shared| {
+            let model = &shared.model;
             let request = anthropic::read(fields, model.sampling, false)?;
-            let prepared = chat::prepare(model, &request.conversation, &request.settings)?;
+            let prepared = chat::prepare(model, &request.conversation, &request.settings, shared.options.fits_answers)?;
             Ok((request, prepared))
         })
         .await?;
@@ -283,7 +291,8 @@ async fn messages(
 async fn count_tokens(State(shared): App, headers: HeaderMap, body: Body) -> Result<Json<Value>, Problem> {
     let fields = shared.body(&headers, body).await?;
     let tokens = shared
-        .work(|model| {
+        .work(|shared| {
+            let model = &shared.model;
             let request = anthropic::read(fields, model.sampling, true)?;
             Ok(chat::prompt(model, &request.conversation)?.len())
         })
@@ -293,12 +302,12 @@ async fn count_tokens(State(shared): App, headers: HeaderMap, body: Body) -> Res
 
 async fn tokenize(State(shared): App, headers: HeaderMap, body: Body) -> Result<Json<Value>, Problem> {
     let fields = shared.body(&headers, body).await?;
-    shared.work(|model| tokens::tokenize(fields, &model.tokenizer)).await.map(Json)
+    shared.work(|shared| tokens::tokenize(fields, &shared.model.tokenizer)).await.map(Json)
 }
 
 async fn detokenize(State(shared): App, headers: HeaderMap, body: Body) -> Result<Json<Value>, Problem> {
     let fields = shared.body(&headers, body).await?;
-    shared.work(|model| tokens::detokenize(fields, &model.tokenizer)).await.map(Json)
+    shared.work(|shared| tokens::detokenize(fields, &shared.model.tokenizer)).await.map(Json)
 }
 
 /// The model, in the words of both families.

@@ -48,6 +48,10 @@ pub(crate) struct ServeFlags {
     /// The most that this folder may hold; the longest unused go first.
     #[arg(long, value_name = "GIB", default_value = "8", value_parser = super::gib)]
     pub(crate) prefix_disk_gb: u64,
+    /// Let answers that the context has no room for have what is left of it, instead of refusing their requests. Coding
+    /// tools ask for very long answers.
+    #[arg(long)]
+    pub(crate) fit_answers: bool,
     /// The largest body of a request.
     #[arg(long, value_name = "MB", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) max_body_mb: u32,

@@ -7,7 +7,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use crate::command;
 
 fn strata(arguments: &[&str]) -> Command {
-    let mut command = command(&["serve", "--context", "512", "--parallel", "2"]);
+    let mut command = command(&["serve", "--context", "512"]);
     command.args(arguments);
     command.stderr(Stdio::piped()).stdout(Stdio::null());
     command
@@ -22,17 +22,18 @@ struct Running {
 impl Running {
     fn start(arguments: &[&str]) -> Self {
         let mut child = strata(arguments).args(["--port", "0"]).spawn().unwrap();
-        let mut stderr = BufReader::new(child.stderr.take().unwrap());
+        let stderr = BufReader::new(child.stderr.take().unwrap());
+        let mut running = Self { child, address: String::new(), stderr };
         let mut said = String::new();
-        loop {
+        while running.address.is_empty() {
             let before = said.len();
-            assert!(stderr.read_line(&mut said).unwrap() > 0, "it ended: {said}");
+            assert!(running.stderr.read_line(&mut said).unwrap() > 0, "it ended: {said}");
             if let Some((_, address)) = said[before..].split_once("ready at http://") {
-                let address = address.trim().to_owned();
-                assert!(said.contains("strata: plan: "), "{said}");
-                return Self { child, address, stderr };
+                running.address = address.trim().to_owned();
             }
         }
+        assert!(said.contains("strata: plan: "), "{said}");
+        running
     }
 
     fn send(&self, request: &str) -> TcpStream {
@@ -52,6 +53,14 @@ impl Running {
         let mut said = String::new();
         self.stderr.read_to_string(&mut said).unwrap();
         (self.child.wait().unwrap(), said)
+    }
+}
+
+impl Drop for Running {
+    /// A test that failed leaves no server behind.
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 
@@ -116,8 +125,9 @@ fn a_key_is_asked_for() {
     assert_eq!(running.end().0.code(), Some(0));
 }
 
+/// ktransformers#2099 and others: out of memory because of one wrong flag.
 #[test]
-fn what_cannot_be_served_is_told_before_a_model_is_loaded() {
+fn field_report_55_what_cannot_be_served_is_told_before_a_model_is_loaded() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();
     for (arguments, code, words) in [
@@ -132,4 +142,33 @@ fn what_cannot_be_served_is_told_before_a_model_is_loaded() {
         assert_eq!(output.status.code(), Some(code), "{said}");
         assert!(said.contains(words) && !said.contains("plan"), "{said}");
     }
+}
+
+/// What was read in one run is known in the next one, but not to a run that would compute it in another way.
+#[test]
+#[cfg(unix)]
+fn prefixes_in_a_folder_outlive_the_server() {
+    let folder = tempfile::tempdir().unwrap();
+    let cached = |more: &[&str]| {
+        let arguments = [&["--prefix-disk", folder.path().to_str().unwrap()], more].concat();
+        let running = Running::start(&arguments);
+        let text = "The old dog ran up the hill. ".repeat(30);
+        let body =
+            format!(r#"{{"messages": [{{"role": "user", "content": "{text}"}}], "max_tokens": 4, "temperature": 0}}"#);
+        let answer = all(running.post("/v1/chat/completions", "", &body));
+        let number = |name: &str| {
+            let rest = answer.split(&format!("\"{name}\":")).nth(1).unwrap_or_else(|| panic!("{answer}"));
+            rest.split([',', '}']).next().unwrap().parse::<usize>().unwrap()
+        };
+        let (prompt, cached) = (number("prompt_tokens"), number("cached_tokens"));
+        let content = answer.split("\"content\":").nth(1).unwrap().split("\"refusal\"").next().unwrap().to_owned();
+        assert_eq!(running.end().0.code(), Some(0));
+        (prompt, cached, content)
+    };
+    let (prompt, at_first, text) = cached(&[]);
+    assert!(at_first == 0 && prompt > 128, "{prompt} {at_first}");
+    let (_, known, again) = cached(&[]);
+    assert!(known * 20 >= prompt * 19, "{known} of {prompt}");
+    assert_eq!(again, text);
+    assert_eq!(cached(&["--kv", "q8_0"]).1, 0, "another form of keys and values");
 }

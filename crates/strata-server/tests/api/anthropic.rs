@@ -134,7 +134,7 @@ async fn choices_and_forms_reach_the_host() {
     let server = Server::with(|request| Ok(says(request, &["x"])), THINKS, Default::default());
     let thinking = json!({ "type": "enabled", "budget_tokens": 1024 });
     assert_eq!(server.post(PATH, &ask(json!({ "thinking": thinking }))).await.status, 200);
-    assert_eq!(server.prompt(), "Hi|true");
+    assert_eq!(server.prompt(), "Hi|True");
 }
 
 #[tokio::test]
@@ -192,4 +192,60 @@ async fn problems_have_their_own_shape() {
         let data: Value = serde_json::from_str(&data).unwrap();
         assert_eq!(data, json!({ "type": "error", "error": { "type": ty, "message": "because" } }));
     }
+}
+
+/// colibri#401, #437: what a coding tool sends, in the shape it sends it.
+#[tokio::test]
+async fn field_report_45_a_coding_tool_is_answered() {
+    let server = Server::saying(&PIECES);
+    let cached = json!({ "type": "ephemeral" });
+    let body = json!({
+        "model": "claude-sonnet-4-5",
+        "max_tokens": 2_000,
+        "stream": true,
+        "temperature": 1,
+        "metadata": { "user_id": "user_1_account__session_2" },
+        "thinking": { "type": "enabled", "budget_tokens": 1_024 },
+        "context_management": { "edits": [{ "type": "clear_thinking_20251015", "keep": "all" }] },
+        "system": [
+            { "type": "text", "text": "You are a coding tool.", "cache_control": cached },
+            { "type": "text", "text": "Be brief.", "cache_control": cached },
+        ],
+        "tools": [
+            { "name": "Bash", "description": "Runs.", "input_schema": {
+                "$schema": "http://json-schema.org/draft-07/schema#", "type": "object", "additionalProperties": false,
+                "properties": { "command": { "type": "string" }, "timeout": { "type": "number" } }, "required": ["command"],
+            } },
+            tools()[0].clone(),
+        ],
+        "messages": [
+            { "role": "user", "content": [
+                { "type": "text", "text": "<system-reminder>\nDate.\n</system-reminder>" },
+                { "type": "text", "text": "Look.", "cache_control": cached },
+            ] },
+            { "role": "assistant", "content": [
+                { "type": "thinking", "thinking": "I run ls.", "signature": "" },
+                { "type": "tool_use", "id": "toolu_1", "name": "Bash", "input": { "command": "ls" } },
+            ] },
+            { "role": "user", "content": [
+                { "type": "tool_result", "tool_use_id": "toolu_1", "content": "a.rs", "is_error": false, "cache_control": cached },
+            ] },
+        ],
+    });
+    let reply = server.send(
+        axum::http::Request::post("/v1/messages?beta=true")
+            .header("anthropic-version", "2023-06-01")
+            .header("anthropic-beta", "claude-code-20250219,interleaved-thinking-2025-05-14")
+            .body(axum::body::Body::from(body.to_string()))
+            .unwrap(),
+    );
+    let reply = reply.await;
+    assert_eq!(reply.status, 200, "{}", reply.text);
+    let data = reply.data();
+    let end = &data[data.len() - 2];
+    assert_eq!(end["delta"]["stop_reason"], "tool_use");
+    assert_eq!(end["strata"]["ignored_fields"], json!(["metadata", "context_management"]));
+    let prompt = server.prompt();
+    assert!(prompt.contains("{\"name\": \"Bash\", \"arguments\": {\"command\":\"ls\"}}"), "{prompt}");
+    assert!(prompt.ends_with("<tool_response>\na.rs\n</tool_response><|im_end|>\n<|im_start|>assistant\n"), "{prompt}");
 }

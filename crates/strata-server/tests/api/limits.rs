@@ -132,6 +132,36 @@ async fn field_report_54_more_than_the_context_is_a_400_with_both_numbers() {
     assert_eq!(server.post(CHAT, &body).await.status, 400, "also when nothing is said of the answer");
 }
 
+/// Coding tools ask for more than small contexts hold: where it is configured, they are told what they get.
+#[tokio::test]
+async fn field_report_54_answers_are_fitted_where_that_is_configured() {
+    let options = ServerOptions { fits_answers: true, ..ServerOptions::default() };
+    let server = Server::with(|request| Ok(says(request, &["x"])), crate::script::PLAIN, options);
+    let body = json!({ "model": "m", "messages": [{ "role": "user", "content": "Hi" }], "max_tokens": 32_000 });
+    let json = server.post("/v1/messages", &body).await.json();
+    let asked = server.asked();
+    assert_eq!(asked.max_tokens, CONTEXT - asked.prompt.len());
+    assert_eq!(json["strata"]["max_tokens"], json!(asked.max_tokens));
+    let long =
+        json!({ "model": "m", "messages": [{ "role": "user", "content": "word ".repeat(CONTEXT) }], "max_tokens": 1 });
+    assert_eq!(server.post("/v1/messages", &long).await.status, 400, "a prompt is never cut");
+}
+
+/// colibri#604: a model without a template was given another one's.
+#[tokio::test]
+async fn field_report_38_a_model_without_a_template_does_not_chat() {
+    let play = |request: &strata_engine::host::Request| Ok(says(request, &["x"]));
+    let server = Server::of(play, Err("no chat template".to_owned()), ServerOptions::default());
+    let mut body = json!({ "model": "m", "max_tokens": 5, "messages": [{ "role": "user", "content": "Hi" }] });
+    for path in [CHAT, "/v1/messages", "/v1/messages/count_tokens"] {
+        let reply = server.post(path, &body).await;
+        assert_eq!(reply.status, 400);
+        assert_eq!(message(path, &reply.json()), "no chat template");
+    }
+    body["prompt"] = "Once".into();
+    assert_eq!(server.post("/v1/completions", &body).await.status, 200);
+}
+
 #[tokio::test]
 async fn bodies_have_a_limit() {
     let options = ServerOptions { body_bytes: 1000, ..ServerOptions::default() };

@@ -205,10 +205,10 @@ async fn templates_are_told_of_thinking() {
     const THINKS: &str = "{{ messages[0].content }}|{{ reasoning_effort }}|{{ enable_thinking }}|{{ extra }}";
     let server = Server::with(|request| Ok(says(request, &["x"])), THINKS, Default::default());
     for (more, expected) in [
-        (json!({ "reasoning_effort": "none" }), "Hi|none|false|"),
-        (json!({ "reasoning_effort": "xhigh" }), "Hi|xhigh|true|"),
-        (json!({ "enable_thinking": false }), "Hi||false|"),
-        (json!({ "chat_template_kwargs": { "extra": "yes", "enable_thinking": true } }), "Hi||true|yes"),
+        (json!({ "reasoning_effort": "none" }), "Hi|none|False|"),
+        (json!({ "reasoning_effort": "xhigh" }), "Hi|xhigh|True|"),
+        (json!({ "enable_thinking": false }), "Hi||False|"),
+        (json!({ "chat_template_kwargs": { "extra": "yes", "enable_thinking": true } }), "Hi||True|yes"),
     ] {
         let reply = server.post(CHAT, &ask(more)).await;
         assert_eq!(reply.status, 200, "{}", reply.text);
@@ -218,7 +218,7 @@ async fn templates_are_told_of_thinking() {
 
 #[tokio::test]
 async fn probabilities_are_told_when_they_are_asked_for() {
-    let server = Server::saying(&["Hi", "!"]);
+    let server = Server::saying(&[" the", "!"]);
     let json = server.post(CHAT, &ask(json!({ "logprobs": true, "top_logprobs": 2 }))).await.json();
     let content = json["choices"][0]["logprobs"]["content"].as_array().unwrap();
     assert_eq!(content.len(), 2);
@@ -240,8 +240,8 @@ async fn probabilities_are_told_when_they_are_asked_for() {
     assert_eq!(
         json["choices"][0]["logprobs"],
         json!({
-            "tokens": ["Hi", "!"], "token_logprobs": [-0.25, -0.25],
-            "top_logprobs": [{ "Hi": -0.25 }, { "!": -0.25 }], "text_offset": [0, 2],
+            "tokens": [" the", "!"], "token_logprobs": [-0.25, -0.25],
+            "top_logprobs": [{ " the": -0.25 }, { "!": -0.25 }], "text_offset": [0, 4],
         })
     );
 }

@@ -64,8 +64,9 @@ pub(crate) fn tokenizer() -> Arc<Tokenizer> {
 }
 
 /// A template that knows neither tools nor thinking.
-pub(crate) const PLAIN: &str = "{%- for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n\
-                                {%- endfor %}{%- if add_generation_prompt %}<|im_start|>assistant\n{%- endif %}";
+pub(crate) const PLAIN: &str = "{%- for m in messages %}\
+    {{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}\
+    {%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}";
 
 /// A server under test.
 pub(crate) struct Server {
@@ -113,13 +114,21 @@ impl Server {
         template: &str,
         options: ServerOptions,
     ) -> Self {
+        Self::of(play, Ok(Arc::new(ChatTemplate::from_source(template).unwrap())), options)
+    }
+
+    pub(crate) fn of(
+        play: impl Fn(&Request) -> Result<Events, Failure> + Send + Sync + 'static,
+        template: Result<Arc<ChatTemplate>, String>,
+        options: ServerOptions,
+    ) -> Self {
         let host = Arc::new(Scripted { play: Box::new(play), asked: Mutex::default(), held: Arc::default() });
         let model = Model {
             writer: Arc::<Scripted>::clone(&host),
             name: "scripted".to_owned(),
             context_tokens: CONTEXT,
             tokenizer: tokenizer(),
-            template: Ok(Arc::new(ChatTemplate::from_source(template).unwrap())),
+            template,
             sampling: SamplerParams { temperature: 0.5, seed: 9, ..SamplerParams::default() },
             vocabulary: OnceLock::new(),
         };
