@@ -28,7 +28,7 @@ def fixed(threads, context, cache, texts):
     windows = 1024 * (pages(ROW) + 1) * PAGE
     rooms = (3 * threads - 1) * 256 * ROOM
     work = STRIP + threads * THREAD + rooms
-    beside = (side + steps) * token() + steps * 2 * LOGITS + checkpoints * CHECKPOINT
+    beside = (side + steps) * token() + steps * 2 * LOGITS + checkpoints * (CHECKPOINT + LOGITS)
     context_bytes = context * (sequences * CACHE[cache] + CONTEXT_TOKEN)
     return DENSE + sequences * STATE + context_bytes + work + windows + reserve + beside
 

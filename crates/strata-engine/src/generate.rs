@@ -320,4 +320,19 @@ mod tests {
         assert!(!repeats(&many[1..]) && !repeats(&[]));
         assert!(!repeats(&[&many[..], &[8]].concat()) && !repeats(&[&many[1..], &[8, 7]].concat()));
     }
+
+    #[test]
+    fn every_token_that_ends_a_turn_ends_a_text() {
+        let end =
+            |written: &[u32], is_finished, max_tokens, room| end_of(written, &[3, 9], is_finished, max_tokens, room);
+        for id in [3, 9] {
+            assert_eq!(end(&[5, id], false, 2, 0), Some(Finish::EndOfTurn));
+        }
+        assert_eq!(end(&[3, 5], false, 3, 1), None);
+        assert_eq!(end(&[3, 5], true, 3, 1), Some(Finish::EndOfTurn));
+        assert_eq!(end(&[5, 5], false, 2, 0), Some(Finish::MaxTokens));
+        assert_eq!(end(&[5, 5], false, 3, 0), Some(Finish::ContextFull));
+        assert_eq!(end(&[5; MOST_EQUAL_TOKENS], false, 1000, 0), Some(Finish::Repeated));
+        assert_eq!(end(&[], false, 1, 1), None);
+    }
 }

@@ -4,7 +4,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use strata_engine::host::{Answer, Event, Failure, FailureKind, Host, HostOptions, Outcome, Request};
-use strata_engine::{DraftKind, Engine, EngineOptions, Finish, GenerateOptions, Route, SamplerParams, Stop, Tokenizer};
+use strata_engine::{
+    ChatOptions, DraftKind, Engine, EngineOptions, Finish, GenerateOptions, Route, SamplerParams, Stop, Tokenizer,
+};
 use strata_gguf::{Gguf, TensorType};
 
 fn mini() -> PathBuf {
@@ -123,7 +125,7 @@ fn texts_in_company_are_those_alone() {
 }
 
 #[test]
-fn what_cannot_be_served_is_refused_at_once() {
+fn field_report_54_what_cannot_be_served_is_refused_at_once() {
     let mut options = served();
     options.model.context_tokens = Some(60);
     let host = Host::start(Engine::open(&mini(), &options).unwrap(), HostOptions::default()).unwrap();
@@ -282,4 +284,20 @@ fn a_host_keeps_to_the_plan_of_its_engine() {
     let memory = host.status().memory;
     assert_eq!(memory.plan.iter().map(|(_, bytes)| bytes).sum::<u64>(), memory.plan_bytes);
     assert!(memory.plan.iter().any(|(name, _)| name == "checkpoints") && memory.plan.is_sorted_by(|a, b| a.1 >= b.1));
+}
+
+#[test]
+fn field_report_37_an_answer_ends_by_itself_and_has_no_marks_of_turns() {
+    let host = Host::start(Engine::open(&mini(), &served()).unwrap(), HostOptions::default()).unwrap();
+    let message = serde_json::json!({ "role": "user", "content": "Say hi." });
+    let text = host.template().unwrap().render(&[message], &ChatOptions::default()).unwrap();
+    let asked = Request { sampling: SamplerParams::default(), ..request(ids(host.tokenizer(), &text), 400) };
+    let seen = all(host.submit(asked).unwrap());
+    let end = seen.end.unwrap();
+    assert_eq!((end.finish, end.stop), (Finish::EndOfTurn, None), "{:?}", seen.text);
+    // The token that ended it counts, and is no part of the text.
+    assert_eq!(end.written_tokens, seen.tokens.len() + 1);
+    let ends = host.tokenizer().end_of_turn_ids();
+    assert!(!ends.is_empty() && !seen.tokens.iter().any(|token| ends.contains(token)));
+    assert!(!seen.text.is_empty() && !seen.text.contains("<|"), "{:?}", seen.text);
 }

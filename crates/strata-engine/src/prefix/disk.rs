@@ -141,9 +141,10 @@ impl Disk {
         found.map(|(file, entry)| Found { file, tokens: entry.text.len() }).max_by_key(|found| found.tokens)
     }
 
-    /// Whether a text is there.
-    pub(super) fn has(&self, text: &[u32]) -> bool {
-        self.entries.iter().any(|entry| entry.text == text)
+    /// Tokens at the beginning of a text that are there.
+    pub(super) fn saved_tokens(&self, text: &[u32]) -> usize {
+        let begins = self.entries.iter().filter(|entry| text.starts_with(&entry.text));
+        begins.map(|entry| entry.text.len()).max().unwrap_or(0)
     }
 
     /// Makes a sequence what a file of this text says. `None`: there is none, or it was damaged and is removed; the sequence

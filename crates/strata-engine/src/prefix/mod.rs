@@ -39,8 +39,10 @@ impl Default for PrefixOptions {
     }
 }
 
-/// A shorter text is not worth a file.
+/// So many tokens, and such a part of those that are in files, are not worth another file: a long conversation would be
+/// written again and again.
 const LEAST_SAVED_TOKENS: usize = 128;
+const LEAST_SAVED_PART: usize = 4;
 
 /// A point of a text, and what is needed to go on from there.
 #[derive(Default)]
@@ -247,8 +249,10 @@ impl Prefixes {
     pub fn unsaved(&self) -> Option<Unsaved> {
         let disk = self.disk.as_ref()?;
         let is_worth_it = |mark: &&Mark| {
-            let is_long = mark.text.len() >= LEAST_SAVED_TOKENS;
-            is_long && mark.point != Point::Within && !self.refused.contains(&mark.id) && !disk.has(&mark.text)
+            let saved_tokens = disk.saved_tokens(&mark.text);
+            let least_tokens = LEAST_SAVED_TOKENS.max(saved_tokens / LEAST_SAVED_PART);
+            let is_new = mark.text.len() >= saved_tokens + least_tokens;
+            is_new && mark.point != Point::Within && !self.refused.contains(&mark.id)
         };
         let marks = self.book.marks.iter().filter(is_worth_it);
         let of_place = |mark: &Mark| {

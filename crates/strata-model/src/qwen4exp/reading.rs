@@ -65,8 +65,8 @@ impl Reading {
 
 impl Model {
     /// Begins to take `ids` into a sequence in passes that fit into the workspace, as [`forward`](Self::forward) does, with
-    /// the logits of the last. A checkpoint is taken at each of the positions `checkpoints_at` (ascending) that the
-    /// sequence has from now on.
+    /// the logits of the last. A checkpoint is taken at each of the positions `checkpoints_at` that the sequence has from now
+    /// on.
     ///
     /// Nothing is computed before the first [`advance`](Self::advance).
     pub fn begin_reading(
@@ -74,8 +74,10 @@ impl Model {
         sequence: Sequence,
         ids: Vec<u32>,
         workspace: Workspace,
-        checkpoints_at: Vec<usize>,
+        mut checkpoints_at: Vec<usize>,
     ) -> Reading {
+        checkpoints_at.sort_unstable();
+        checkpoints_at.dedup();
         Reading { checkpoints_at, ..self.reading(Routing::Exact, sequence, ids, workspace, Rows::Last) }
     }
 

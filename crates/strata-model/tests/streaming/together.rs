@@ -84,12 +84,12 @@ fn in_company(model: &mut Model, texts: &[Text]) -> Vec<Vec<u32>> {
         let mut rows = logits.chunks_exact(vocabulary);
         for (at, window) in windows.iter().enumerate() {
             let kept = if window.len() > 1 { window.len() - 1 } else { window.len() };
-            for row in rows.by_ref().take(window.len()).take(kept) {
+            for row in rows.by_ref().take(kept) {
                 got[at].extend(row.iter().map(|logit| logit.to_bits()));
             }
             // The row of what was wrong.
             if kept < window.len() {
-                rows.nth(0).unwrap();
+                rows.next().unwrap();
                 model.restore_window(&mut sequences[at], &checkpoints[at], &window[..kept]).unwrap();
             }
         }
@@ -275,7 +275,9 @@ fn checkpoints_within_a_pass_are_those_between_two_calls() {
         }
         let workspace = model.new_workspace(14).unwrap();
         let ids = bed.ids[first..first + 14].to_vec();
-        let mut reading = model.begin_reading(sequence, ids, workspace, places.to_vec());
+        // In any order, and twice; those that are not reached are none.
+        let wanted = places.iter().rev().chain(&places[2..4]).copied().chain([first + 15]).collect();
+        let mut reading = model.begin_reading(sequence, ids, workspace, wanted);
         while !model.advance(&mut reading, &mut Unobserved).unwrap() {}
         let (mut sequence, workspace, _, checkpoints) = model.finish_reading(reading);
         model.free_workspace(workspace);
@@ -331,7 +333,7 @@ impl Suspended {
     }
 
     /// Reads on to the end, and writes what follows the prompt.
-    fn is_right(mut self, case: &Case) {
+    fn ends_right(mut self, case: &Case) {
         while !self.model.advance(&mut self.reading, &mut Unobserved).unwrap() {}
         let (mut sequence, _, mut logits, checkpoints) = self.model.finish_reading(self.reading);
         for id in &case.bed.ids[case.bed.ids.len() - SINGLE..] {
@@ -348,7 +350,7 @@ fn a_step_that_fails_leaves_a_prompt_that_waits_untouched() {
     let case = Case::new();
     let mut none = Suspended::new(&case, 3);
     let expected = none.step(&case.bed.ids[..2]).unwrap();
-    none.is_right(&case);
+    none.ends_right(&case);
     // Before the layer whose table rows are needed, and behind it.
     for layers in [1, 3] {
         // All of the drive, and the n-gram table alone.
@@ -362,7 +364,7 @@ fn a_step_that_fails_leaves_a_prompt_that_waits_untouched() {
             bed.faults.set(Vec::new());
             bed.model.reset(&mut bed.writer);
             assert!(bed.step(&case.bed.ids[..2]).unwrap() == expected);
-            bed.is_right(&case);
+            bed.ends_right(&case);
         }
     }
 }
@@ -414,7 +416,7 @@ fn a_prompt_that_fails_or_is_given_up_leaves_steps_untouched() {
         let reading = model.begin_reading(sequence, prompt, room, vec![30]);
         let mut bed = Suspended { model, reading, seen, faults, writer, workspace };
         assert!(bed.step(&case.bed.ids[2..3]).unwrap() == second, "{how}");
-        bed.is_right(&case);
+        bed.ends_right(&case);
     }
 }
 

@@ -161,7 +161,7 @@ pub struct Plan {
     pub side_bytes: u64,
     /// The workspace in which texts are written together, with its logits.
     pub step_bytes: u64,
-    /// Checkpoints that are kept.
+    /// Checkpoints that are kept, with the logits of their last tokens.
     pub checkpoint_bytes: u64,
     /// What is not counted: program, tokenizer, tables, stacks, the allocator's losses.
     pub reserve_bytes: u64,
@@ -262,7 +262,9 @@ pub fn plan(shape: &ModelShape, machine: &MachineFacts, request: &Request) -> Re
     let state_bytes = sequences.saturating_mul(shape.state_bytes);
     let cache_token_bytes = sequences.saturating_mul(shape.cache_token_bytes);
     let cache_bytes = context_tokens.saturating_mul(cache_token_bytes);
-    let checkpoint_bytes = request.checkpoints.saturating_mul(shape.checkpoint_bytes);
+    // With the logits of its last token, by which a text that ends there goes on.
+    let kept_bytes = shape.checkpoint_bytes.saturating_add(shape.logits_bytes);
+    let checkpoint_bytes = request.checkpoints.saturating_mul(kept_bytes);
     let context_work_bytes = context_tokens.saturating_mul(shape.context_token_bytes);
     let reserve_bytes = RESERVE_BYTES.saturating_add(machine.threads.saturating_mul(THREAD_RESERVE_BYTES));
     // Rooms of threads that each compute a piece of an expert, and of a group of pieces too few to give each thread two.

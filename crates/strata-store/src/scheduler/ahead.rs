@@ -296,22 +296,6 @@ impl Scheduler {
             }
             self.ahead.forecast_mut(when, layer).layer = None;
         }
-        self.drop_guesses(layer);
-    }
-
-    /// Forgets all forecasts at hand: what is not demanded, in memory or not, and also what was on its way when they were made.
-    pub(super) fn drop_choices(&mut self) {
-        for at in 0..2 * When::ALL.len() {
-            let forecast = &mut self.ahead.at_hand.as_flattened_mut()[at];
-            forecast.choices.clear();
-            if let Some(layer) = forecast.layer.take() {
-                self.drop_guesses(layer);
-            }
-        }
-    }
-
-    /// Nothing of a layer is expected any more.
-    fn drop_guesses(&mut self, layer: u32) {
         self.drop_unread(layer);
         for at in 0..self.wanted[layer as usize].len() {
             let number = self.wanted[layer as usize][at];

@@ -39,16 +39,16 @@ impl Scheduler {
     pub fn leave_pass(&mut self) {
         let Some(pass) = self.pass() else { return };
         assert!(self.outstanding == 0 && self.strips == 0 && !self.is_closed, "a pass within layer {}", self.layer);
-        // Guesses for one row are worth little later.
-        self.drop_choices();
         let mut expected = Vec::new();
         for layer in 0..self.wanted.len() {
             self.wanted[layer].sort_unstable();
+            // Guesses for one row are worth little later.
+            let is_ranked = self.ahead.when(layer as u32).is_some();
             for at in 0..self.wanted[layer].len() {
                 let number = self.wanted[layer][at];
                 let expert = &mut self.experts[number as usize];
                 expert.is_listed = false;
-                if expert.need == Need::Forecast {
+                if expert.need == Need::Forecast && !is_ranked {
                     expected.push((number, expert.tokens));
                     expert.need = Need::Left;
                     expert.is_forecast = false;
@@ -61,6 +61,7 @@ impl Scheduler {
             }
             self.wanted[layer].clear();
         }
+        self.ahead.end_pass(false);
         self.unread_ahead.fill(0);
         self.is_in_pass = false;
         let Self { kind, layer, is_partial, forecast_min, .. } = *self;

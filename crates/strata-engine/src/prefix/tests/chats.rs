@@ -109,7 +109,6 @@ fn three_hundred_turns_stay_within_the_budget_and_are_read_once() {
         assert!(turn <= 10 || desk.prefixes.bytes() <= bytes + bytes / 10, "turn {turn}");
     }
     assert_eq!(desk.prefixes.checkpoints(), 6);
-    eprintln!("MARKS {:?}", desk.prefixes.book.marks.iter().map(|m| m.text.len()).collect::<Vec<_>>());
     // Dense near the end, sparser before, and the system prompt is there.
     let mut marks: Vec<usize> = desk.prefixes.book.marks.iter().map(|mark| mark.text.len()).collect();
     marks.sort_unstable();

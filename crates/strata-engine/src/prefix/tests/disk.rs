@@ -25,11 +25,11 @@ fn bytes(folder: &TempDir) -> u64 {
     files(folder).iter().map(|path| fs::metadata(path).unwrap().len()).sum()
 }
 
-/// A model that has answered a prompt of 190 tokens and written files of it.
+/// A model that has answered a prompt of 280 tokens and written files of it.
 fn saved(name: &str, folder: &TempDir, change: fn(&mut EngineOptions)) -> (Desk, Vec<u32>) {
     let mut desk = Desk::new(name, 2, FEW, change);
     desk.restart(disk(folder));
-    let prompt = [desk.turn(0, 130), desk.turn(1, 60)].concat();
+    let prompt = [desk.turn(0, 130), desk.turn(1, 150)].concat();
     assert_eq!(desk.ask_exactly(&prompt, &desk.turn(50, 20)), 0);
     desk.save_all();
     (desk, prompt)
@@ -52,16 +52,20 @@ fn a_new_run_goes_on_from_files() {
         // Written anew, gone on with, and another conversation from the root.
         assert_eq!(desk.ask_exactly(&prompt, &desk.turn(60, 10)), prompt.len(), "{name}");
         desk.restart(disk(&folder));
-        let next = [&prompt[..], &desk.turn(2, 70)].concat();
+        let next = [&prompt[..], &desk.turn(2, 130)].concat();
         assert_eq!(desk.ask_exactly(&next, &[]), prompt.len(), "{name}");
-        let other = [desk.turn(0, 130), desk.turn(8, 80)].concat();
+        let other = [desk.turn(0, 130), desk.turn(8, 140)].concat();
         assert_eq!(desk.ask_exactly(&other, &[]), 130, "{name}");
         // What is there is not written again.
         let before = files(&folder);
         desk.save_all();
         assert_eq!(files(&folder).len(), before.len() + 2, "the two new prompts");
-        // What is in memory is not read from a file.
+        // What is in memory is not read from a file, and a little more is not worth one.
         assert_eq!(desk.ask_exactly(&next, &[]), next.len());
+        let more = [&next[..], &desk.turn(3, 100)].concat();
+        assert_eq!(desk.ask_exactly(&more, &[]), next.len());
+        desk.save_all();
+        assert_eq!(files(&folder).len(), before.len() + 2);
     }
 }
 

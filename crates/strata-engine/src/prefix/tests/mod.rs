@@ -127,9 +127,9 @@ impl Desk {
 
     /// Takes tokens as if it had written them, and ends.
     fn write(&mut self, place: usize, answer: &[u32]) {
-        for id in answer {
+        if !answer.is_empty() {
             let sequence = &mut self.sequences[place];
-            self.engine.model.decode(sequence, &[*id], Rows::Last, &mut Vec::new(), &mut Unobserved).unwrap();
+            self.engine.model.decode(sequence, answer, Rows::Last, &mut Vec::new(), &mut Unobserved).unwrap();
         }
         self.texts[place].extend_from_slice(answer);
         if self.engine.moce().is_none() {
