@@ -13,7 +13,7 @@ CASES = 2_000
 with Server("--context", "96", "--parallel", "4", "--queue", "64") as server, tempfile.TemporaryDirectory() as folder:
     command = [
         os.path.join(os.path.dirname(sys.executable), "schemathesis"), "run", server.url + "/openapi.json",
-        "--checks", "not_a_server_error", "--phases", "examples,coverage,fuzzing", "--max-examples", "40",
+        "--checks", "not_a_server_error", "--phases", "examples,coverage,fuzzing", "--max-examples", "20",
         "--workers", "4", "--seed", "1", "--request-timeout", "60", "--generation-database", "none", "--no-color",
         # It does not end.
         "--exclude-path", "/v1/status/events",

@@ -33,7 +33,7 @@ def client(host, port, until, seed, counts, lock):
             status = str(response.status)
             if status == "429":
                 assert float(response.headers["Retry-After"]) > 0
-                time.sleep(0.05)
+                time.sleep(0.2)
             elif status == "200":
                 assert ("[DONE]" if is_streamed else "finish_reason") in text, text[-500:]
         except Exception as error:

@@ -10,7 +10,8 @@ const PATH: &str = "/v1/messages";
 
 fn ask(more: Value) -> Value {
     let mut body = json!({ "model": "m", "max_tokens": 50, "messages": [{ "role": "user", "content": "Hi" }] });
-    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    let Value::Object(more) = more else { panic!("fields") };
+    body.as_object_mut().unwrap().extend(more);
     body
 }
 

@@ -10,7 +10,8 @@ const CHAT: &str = "/v1/chat/completions";
 
 fn ask(more: Value) -> Value {
     let mut body = json!({ "model": "m", "messages": [{ "role": "user", "content": "Hi" }] });
-    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    let Value::Object(more) = more else { panic!("fields") };
+    body.as_object_mut().unwrap().extend(more);
     body
 }
 
