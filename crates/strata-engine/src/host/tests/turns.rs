@@ -5,6 +5,7 @@ use super::*;
 
 struct Bed {
     desk: Arc<Desk>,
+    tokenizer: Arc<Tokenizer>,
     runner: Runner,
 }
 
@@ -21,8 +22,8 @@ impl Bed {
         let (desk, now, monitor) =
             (Arc::new(Desk::new()), Arc::new(Now::new(Arc::default())), Monitor::new(Status::default()));
         let options = HostOptions { parallel, ..HostOptions::default() };
-        let runner = Runner::new(engine, tokenizer, desk.clone(), now, Arc::new(monitor), &options).unwrap();
-        Self { desk, runner }
+        let runner = Runner::new(engine, tokenizer.clone(), desk.clone(), now, Arc::new(monitor), &options).unwrap();
+        Self { desk, tokenizer, runner }
     }
 
     fn ask(&self, request: Request) -> Answer {
@@ -183,5 +184,59 @@ fn who_gives_up_frees_a_sequence_within_a_layer() {
         bed.runner.turn();
     }
     assert_eq!(all(short).1, None);
+    assert_eq!(bed.runner.in_use(), 0);
+}
+
+/// What a prompt gives in a bed of its own.
+fn alone(prompt: &[u32], max_tokens: usize) -> Vec<u32> {
+    let mut bed = Bed::new(1, |_| ());
+    let answer = bed.ask(request(prompt.to_vec(), max_tokens));
+    bed.finish();
+    all(answer).0
+}
+
+#[test]
+fn a_prompt_begins_with_what_another_one_is_still_reading_or_writing() {
+    let mut bed = Bed::new(3, |_| ());
+    let end_of_turn = bed.tokenizer.end_of_turn_ids()[0];
+    // Two turns, whose first is common to both; it ends in the first of two passes.
+    let common = [&ids(1, 79)[..], &[end_of_turn]].concat();
+    let long = [&common[..], &ids(2, 120), &[end_of_turn], &ids(3, 40)].concat();
+    let other = [&common[..], &ids(4, 9)].concat();
+    let mut reading = bed.ask(request(long.clone(), 6));
+    while progress(&so_far(&mut reading)) < 0.6 {
+        assert!(bed.runner.turn());
+    }
+    let reused = |events: &[Event]| {
+        events.iter().find_map(|event| match event {
+            Event::Done(outcome) => Some(outcome.reused_tokens),
+            _ => None,
+        })
+    };
+    let tokens = |events: &[Event]| -> Vec<u32> {
+        let token = |event: &Event| if let Event::Token(written) = event { Some(written.token) } else { None };
+        events.iter().filter_map(token).collect()
+    };
+    let mut forked = bed.ask(request(other.clone(), 4));
+    let mut of_forked = Vec::new();
+    while !of_forked.iter().any(is_end) {
+        assert!(bed.runner.turn());
+        of_forked.extend(so_far(&mut forked));
+    }
+    assert_eq!((reused(&of_forked), tokens(&of_forked)), (Some(common.len()), alone(&other, 4)));
+    // The same prompt once more, while its answer is written.
+    let mut of_reading = Vec::new();
+    while !of_reading.iter().any(|event| matches!(event, Event::Token(_))) {
+        assert!(bed.runner.turn());
+        of_reading.extend(so_far(&mut reading));
+    }
+    assert!(!of_reading.iter().any(is_end));
+    let mut again = bed.ask(request(long.clone(), 6));
+    bed.finish();
+    of_reading.extend(so_far(&mut reading));
+    let of_again = so_far(&mut again);
+    let want = alone(&long, 6);
+    assert_eq!((reused(&of_reading), tokens(&of_reading)), (Some(0), want.clone()));
+    assert_eq!((reused(&of_again), tokens(&of_again)), (Some(long.len()), want));
     assert_eq!(bed.runner.in_use(), 0);
 }
