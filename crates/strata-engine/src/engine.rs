@@ -21,7 +21,7 @@ use crate::plan::plan_of;
 use crate::routes::KlSampler;
 use crate::running::{Entry, Turn};
 use crate::{
-    ChatOptions, ChatTemplate, DraftOptions, FormError, MoceOptions, Route, SamplerParams, SamplingError,
+    ChatOptions, ChatPrompt, ChatTemplate, DraftOptions, FormError, MoceOptions, Route, SamplerParams, SamplingError,
     TemplateError, Tokenizer, TokenizerError, Vocabulary, routes, usage,
 };
 
@@ -409,8 +409,7 @@ impl Engine {
     pub fn encode_chat(&self, messages: &[(String, String)]) -> Result<Vec<u32>, EngineError> {
         let messages: Vec<_> =
             messages.iter().map(|(role, content)| json!({ "role": role, "content": content })).collect();
-        let text = self.template()?.render(&messages, &ChatOptions::default())?;
-        Ok(self.tokenizer()?.encode(&text, true)?)
+        Ok(ChatPrompt::new(self.template()?, self.tokenizer()?, messages, ChatOptions::default())?.ids)
     }
 }
 
