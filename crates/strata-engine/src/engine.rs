@@ -21,7 +21,7 @@ use crate::plan::plan_of;
 use crate::routes::KlSampler;
 use crate::running::{Entry, Turn};
 use crate::{
-    ChatOptions, ChatTemplate, DraftOptions, FormError, MoceOptions, Route, SamplerParams, SamplingError,
+    ChatOptions, ChatPrompt, ChatTemplate, DraftOptions, FormError, MoceOptions, Route, SamplerParams, SamplingError,
     TemplateError, Tokenizer, TokenizerError, Vocabulary, routes, usage,
 };
 
@@ -418,8 +418,7 @@ pub(crate) fn encode_chat(
     messages: &[(String, String)],
 ) -> Result<Vec<u32>, EngineError> {
     let messages: Vec<_> = messages.iter().map(|(role, content)| json!({ "role": role, "content": content })).collect();
-    let text = template.render(&messages, &ChatOptions::default())?;
-    Ok(tokenizer.encode(&text, true)?)
+    Ok(ChatPrompt::new(template, tokenizer, messages, ChatOptions::default())?.ids)
 }
 
 fn recommended_sampling(metadata: &Metadata) -> Result<SamplerParams, MetadataError> {

@@ -87,9 +87,6 @@ impl Question {
         if options.route == Route::Cached && options.moce.kl_every > 0 {
             shape.state_bytes = shape.state_bytes.saturating_add(checkpoint_bytes(&config));
         }
-        // With the logits of its last token.
-        let logits_bytes = file.tensor("token_embd.weight").map_or(0, |t| 4 * t.rows());
-        shape.checkpoint_bytes = shape.checkpoint_bytes.saturating_add(logits_bytes);
         // The latency of a drive is not known before it is measured.
         let drive = drive_bytes_per_second.map(|bytes_per_second| Drive { bytes_per_second, latency_ns: 0 });
         let threads = if options.threads == 0 { None } else { Some(options.threads as u64) };

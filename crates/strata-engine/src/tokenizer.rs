@@ -228,6 +228,12 @@ impl Tokenizer {
         self.control.get(id as usize).copied().unwrap_or(false)
     }
 
+    /// The names of all control tokens.
+    pub fn control_tokens(&self) -> Vec<String> {
+        let ids = (0..self.vocab_len() as u32).filter(|id| self.is_control(*id));
+        ids.map(|id| self.decode(&[id], false)).filter(|name| !name.is_empty()).collect()
+    }
+
     /// Number of tokens in the file; the model's matrices may have more rows.
     pub fn vocab_len(&self) -> usize {
         self.ends.len()

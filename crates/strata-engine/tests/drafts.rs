@@ -115,7 +115,7 @@ fn check_same(plain: &[Generated; 2], drafted: &[Generated; 2], what: &str) {
 }
 
 #[test]
-fn drafts_change_no_text() {
+fn field_report_59_drafts_change_no_text_while_experts_stream() {
     let dir = tempfile::tempdir().unwrap();
     let head = dir.path().join("head.gguf");
     write_head(&head);

@@ -88,7 +88,7 @@ fn seven_ways() -> Vec<Way> {
 }
 
 #[test]
-fn the_same_512_tokens_are_written_in_every_way() {
+fn field_report_40_the_same_512_tokens_are_written_in_every_way() {
     let mut base = EngineOptions::default();
     arena(EXPERTS / 4)(&mut base);
     let mut ways = seven_ways();

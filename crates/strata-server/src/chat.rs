@@ -8,8 +8,8 @@ use std::sync::Arc;
 use serde_json::{Map, Value, json};
 use strata_engine::host::Request;
 use strata_engine::{
-    AnswerParser, AnswerRules, CallFormat, ChatOptions, ChatTemplate, Constraint, Effort, Form, FormError,
-    TemplateError, ToolChoice, ToolRules, Tools, describe_tools, knows_tools, opens_thinking,
+    AnswerParser, AnswerRules, CallFormat, ChatOptions, ChatPrompt, ChatTemplate, Constraint, Effort, EngineError,
+    Form, FormError, TemplateError, ToolChoice, ToolRules, Tools, describe_tools, knows_tools, opens_thinking,
 };
 
 use crate::model::Model;
@@ -104,8 +104,7 @@ pub(crate) fn prepare(
     settings: &Settings,
     fits: bool,
 ) -> Result<Prepared, Problem> {
-    let text = render(template(model)?, conversation)?;
-    let prompt = encode(model, &text)?;
+    let ChatPrompt { text, ids: prompt } = render(model, conversation)?;
     let rules = rules(template(model)?, conversation, &text)?;
     let parser = Some(rules.parser());
     let is_free = rules.form == Form::Free
@@ -140,7 +139,7 @@ pub(crate) fn prepare_text(
 
 /// Tokens of a conversation's prompt.
 pub(crate) fn prompt(model: &Model, conversation: &Conversation) -> Result<Vec<u32>, Problem> {
-    encode(model, &render(template(model)?, conversation)?)
+    Ok(render(model, conversation)?.ids)
 }
 
 fn template(model: &Model) -> Result<&ChatTemplate, Problem> {
@@ -184,8 +183,9 @@ fn prepared(
     Ok(Prepared { request, parser, fitted })
 }
 
-/// The text of a prompt.
-fn render(template: &ChatTemplate, conversation: &Conversation) -> Result<String, Problem> {
+/// The prompt.
+fn render(model: &Model, conversation: &Conversation) -> Result<ChatPrompt, Problem> {
+    let template = template(model)?;
     let tools: Vec<Value> = match conversation.choice {
         ToolChoice::None => Vec::new(),
         _ => conversation.tools.iter().map(|tool| tool.json.clone()).collect(),
@@ -206,8 +206,8 @@ fn render(template: &ChatTemplate, conversation: &Conversation) -> Result<String
     }
     options.enable_thinking = conversation.enable_thinking.or(options.enable_thinking);
     let messages: Vec<_> = messages.iter().map(Message::json).collect();
-    template.render(&messages, &options).map_err(|error| match error {
-        TemplateError::NoThread(_) => Problem::new(Kind::Internal, error.to_string()),
+    ChatPrompt::new(template, &model.tokenizer, messages, options).map_err(|error| match error {
+        EngineError::Template(TemplateError::NoThread(_)) => Problem::new(Kind::Internal, error.to_string()),
         error => Problem::field("messages", error.to_string()),
     })
 }

@@ -347,6 +347,21 @@ async fn a_plain_text_goes_on() {
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn the_status_comes_twice_a_second() {
+    let server = Server::saying(&["x"]);
+    let request = axum::http::Request::get("/v1/status/events").body(axum::body::Body::empty()).unwrap();
+    let response = tower::ServiceExt::oneshot(server.router.clone(), request).await.unwrap();
+    let mut frames = response.into_body().into_data_stream();
+    let start = tokio::time::Instant::now();
+    for beat in 0..3 {
+        let frame = futures_util::StreamExt::next(&mut frames).await.unwrap().unwrap();
+        let status: Value = serde_json::from_slice(frame.strip_prefix(b"data: ").unwrap()).unwrap();
+        assert_eq!((&status["model"], &status["queue_limit"]), (&json!("scripted"), &json!(3)));
+        assert!(start.elapsed() <= beat * std::time::Duration::from_millis(510));
+    }
+}
+
 #[tokio::test]
 async fn models_tokens_and_monitors() {
     let server = Server::saying(&["x"]);

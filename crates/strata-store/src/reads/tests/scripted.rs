@@ -186,7 +186,7 @@ fn error_after(result: &Result<(), StoreError>) -> Option<(i32, usize)> {
 }
 
 #[test]
-fn a_read_cut_short_at_any_byte_goes_on() {
+fn field_report_51_a_read_cut_short_at_any_byte_goes_on() {
     let wanted = &content(40_000)[5000..14_000];
     for n in 1..12_288 {
         let (result, bytes) = one(40_000, (5000, 9000), &[Step::Give(n)]);
