@@ -6,6 +6,7 @@
 //! the next layer of a long one, and none waits for ever.
 
 mod places;
+pub(super) mod pressure;
 mod told;
 
 use std::collections::VecDeque;
@@ -14,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use strata_model::qwen4exp::{Checkpoint, DECODE_ROWS, LayerView, Moment, Observer, Part, Reading, Workspace};
 
+use self::pressure::Pressure;
 use crate::drafts::Writing;
 use crate::host::desk::{Desk, Line};
 use crate::host::monitor::Monitor;
@@ -101,6 +103,7 @@ pub(super) struct Runner {
     served: u64,
     /// Of all rows of a step.
     logits: Vec<f32>,
+    pub(super) pressure: Pressure,
 }
 
 impl Runner {
@@ -144,6 +147,7 @@ impl Runner {
             writing: Vec::new(),
             served: 0,
             logits: Vec::new(),
+            pressure: Pressure::of_system(),
         })
     }
 
@@ -155,6 +159,7 @@ impl Runner {
     /// One turn. `false`: there was nothing to do.
     pub(super) fn turn(&mut self) -> bool {
         self.now.is(Doing::Arranging);
+        self.give_back();
         self.let_go();
         let has_rested = self.in_use() == 0;
         self.admit();
@@ -176,9 +181,24 @@ impl Runner {
         is_at_work
     }
 
+    /// Memory that the system needs, as far as it can be spared.
+    fn give_back(&mut self) {
+        let bytes = self.pressure.wanted_bytes(Instant::now());
+        if bytes > 0 {
+            // A drive that does not answer ends the requests that wait for it; the next look tries again.
+            let _ = self.engine.relieve(&mut self.prefixes, bytes);
+        }
+    }
+
     /// Requests that have a session.
     pub(super) fn in_use(&self) -> usize {
         self.reading.len() + self.writing.len()
+    }
+
+    /// Slots of the arena.
+    #[cfg(test)]
+    pub(super) fn slots(&self) -> u64 {
+        self.engine.plan().slots
     }
 
     /// Ends the model's work: what was learned of its use is kept.

@@ -1,6 +1,7 @@
 //! Turns of the model's thread, taken one by one.
 
 use super::super::run::Runner;
+use super::super::run::pressure::Pressure;
 use super::*;
 
 struct Bed {
@@ -239,4 +240,26 @@ fn a_prompt_begins_with_what_another_one_is_still_reading_or_writing() {
     assert_eq!((reused(&of_reading), tokens(&of_reading)), (Some(0), want.clone()));
     assert_eq!((reused(&of_again), tokens(&of_again)), (Some(long.len()), want));
     assert_eq!(bed.runner.in_use(), 0);
+}
+
+#[test]
+fn field_report_15_memory_is_given_back_between_turns_and_texts_stay() {
+    let write = |spare: Option<u64>| {
+        let mut bed = Bed::new(2, |options| options.arena_bytes = Some(24 << 20));
+        let mut long = bed.ask(request(ids(1, 300), 8));
+        while progress(&so_far(&mut long)) == 0.0 {
+            assert!(bed.runner.turn());
+        }
+        let slots = bed.runner.slots();
+        // In the middle of a prompt, whose pass waits between layers.
+        bed.runner.pressure = Pressure::of(Box::new(move || spare), Duration::ZERO);
+        let other = bed.ask(request(ids(2, 40), 8));
+        bed.finish();
+        (slots, bed.runner.slots(), all(long), all(other))
+    };
+    let (before, after, long, other) = write(None);
+    assert!(before == after && long.1.is_none() && other.1.is_none());
+    let (had, left, short_of_memory, neighbour) = write(Some(0));
+    assert!(had == before && left < had / 4, "{had} -> {left}");
+    assert_eq!((short_of_memory, neighbour), (long, other));
 }
