@@ -32,7 +32,7 @@ pub(crate) fn run(flags: &RunFlags) -> Result<(), CliError> {
     let generated = stream(&mut engine, &mut session, &ids, &options)?;
     recorder.end();
     // What was expected of the run does not know what it used.
-    setup::save_generated(&engine, "run", &generated);
+    setup::save_generated(&engine.run_keeper(), "run", &generated);
     setup::save_usage(&mut engine);
     writeln!(std::io::stdout())?;
     note::line(summary(&generated));
@@ -52,7 +52,7 @@ pub(crate) fn run(flags: &RunFlags) -> Result<(), CliError> {
 }
 
 /// Generates and prints text as it comes. Ctrl-C ends it; so does a reader that goes away.
-pub(crate) fn stream(
+fn stream(
     engine: &mut Engine,
     session: &mut strata_engine::Session,
     ids: &[u32],

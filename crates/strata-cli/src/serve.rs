@@ -4,9 +4,9 @@ use std::net::{TcpListener, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::Duration;
 
-use strata_engine::EngineOptions;
 use strata_engine::host::{Host, HostOptions};
 use strata_engine::prefix::DiskOptions;
+use strata_engine::{EngineOptions, tokenizer_of};
 use strata_server::{Access, ServerOptions};
 
 use crate::error::CliError;
@@ -21,6 +21,8 @@ pub(crate) fn serve(flags: &ServeFlags) -> Result<(), CliError> {
     let (listener, is_local) = listen(flags)?;
     let access = access(flags, is_local)?;
     let path = setup::model_path(flags.model.model.as_deref())?;
+    // Nor is one loaded that has no words.
+    tokenizer_of(&path)?;
     let engine_options = EngineOptions {
         drafts: setup::drafts(&flags.drafts),
         sequences: flags.parallel,

@@ -8,7 +8,7 @@ use clap::ValueEnum;
 use strata_engine::running::{self, Other};
 use strata_engine::{
     Calibration, DraftKind, DraftOptions, Engine, EngineError, EngineOptions, GdnForm, Generated, Isa, KvType, Limit,
-    Lock, Lookahead, ModelOptions, Plan, RowsWhen, Sampler, SamplerParams, Streaming, StreamsNorm,
+    Lock, Lookahead, ModelOptions, Plan, RowsWhen, RunKeeper, Sampler, SamplerParams, Streaming, StreamsNorm,
 };
 
 use crate::error::CliError;
@@ -242,14 +242,14 @@ fn ready(mut engine: Engine) -> Result<Engine, CliError> {
         note::line(format_args!("strata: warning: {warning}"));
     }
     load_experts(&mut engine)?;
-    show_prompts(&mut engine);
+    engine.on_prompt_progress(prompt_bar());
     Ok(engine)
 }
 
-/// Shows a bar for prompts that take a while, where somebody looks at it.
-fn show_prompts(engine: &mut Engine) {
+/// Shows a bar for prompts that take a while, where somebody looks at it. Is told how much is done, 0 to 1.
+pub(crate) fn prompt_bar() -> impl FnMut(f64) + Send {
     let mut shown: Option<(Instant, indicatif::ProgressBar)> = None;
-    engine.on_prompt_progress(move |done| {
+    move |done| {
         let (start, bar) = shown.get_or_insert_with(|| (Instant::now(), indicatif::ProgressBar::hidden()));
         if bar.is_hidden() && start.elapsed() > BAR_AFTER {
             bar.set_draw_target(indicatif::ProgressDrawTarget::stderr());
@@ -262,7 +262,7 @@ fn show_prompts(engine: &mut Engine) {
             bar.finish_and_clear();
             shown = None;
         }
-    });
+    }
 }
 
 /// Reads the experts that stay in memory, with a bar where it takes a while.
@@ -304,19 +304,19 @@ fn bar_style() -> indicatif::ProgressStyle {
 
 /// Keeps what a run took, for `strata doctor`: tokens and seconds of its prompt, and of tokens that came one by one. That
 /// this fails is no failure of what was asked for.
-pub(crate) fn save_run(engine: &Engine, command: &str, prompt: Option<(usize, f64)>, decode: Option<(usize, f64)>) {
-    if let Err(error) = engine.save_run(command, prompt, decode) {
+pub(crate) fn save_run(keeper: &RunKeeper, command: &str, prompt: Option<(usize, f64)>, decode: Option<(usize, f64)>) {
+    if let Err(error) = keeper.save(command, prompt, decode) {
         note::line(format_args!("strata: warning: how long this took is not kept: {error}"));
     }
 }
 
 /// [`save_run`] of what was generated.
-pub(crate) fn save_generated(engine: &Engine, command: &str, generated: &Generated) {
+pub(crate) fn save_generated(keeper: &RunKeeper, command: &str, generated: &Generated) {
     // The first token comes with the prompt's logits.
     let decoded = generated.tokens.len().saturating_sub(1);
     let read = generated.prompt_tokens - generated.reused_tokens;
     let part = |tokens: usize, time: Duration| Some((tokens, time.as_secs_f64())).filter(|_| !time.is_zero());
-    save_run(engine, command, part(read, generated.prompt_time), part(decoded, generated.decode_time));
+    save_run(keeper, command, part(read, generated.prompt_time), part(decoded, generated.decode_time));
 }
 
 /// How memory is divided, in a line.

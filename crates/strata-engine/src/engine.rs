@@ -191,7 +191,7 @@ pub struct Engine {
     path: PathBuf,
     plan: Plan,
     entry: Option<Entry>,
-    pub(crate) gguf: ModelFile,
+    pub(crate) gguf: Arc<ModelFile>,
     pub(crate) options: EngineOptions,
     profile: Option<SharedProfile>,
     pub(crate) on_progress: Option<OnProgress>,
@@ -233,7 +233,7 @@ impl Engine {
         on_plan: impl FnOnce(&Plan),
         load_model: impl FnOnce(&Gguf, Box<dyn Backend>, ModelOptions) -> Result<Model, ModelError>,
     ) -> Result<Self, EngineError> {
-        let gguf = ModelFile::open(path)?;
+        let gguf = Arc::new(ModelFile::open(path)?);
         let mut options = options.clone();
         options.model.draft_head = options.drafts.open_head(&gguf, options.model.gdn_form)?;
         let turn = options.heeds_user_files.then(Turn::take);
@@ -407,10 +407,18 @@ impl Engine {
     /// # Errors
     /// When the file has no usable template or tokenizer.
     pub fn encode_chat(&self, messages: &[(String, String)]) -> Result<Vec<u32>, EngineError> {
-        let messages: Vec<_> =
-            messages.iter().map(|(role, content)| json!({ "role": role, "content": content })).collect();
-        Ok(ChatPrompt::new(self.template()?, self.tokenizer()?, messages, ChatOptions::default())?.ids)
+        encode_chat(self.template()?, self.tokenizer()?, messages)
     }
+}
+
+/// Ids of a conversation, ready for the assistant's answer. Messages are `(role, content)`.
+pub(crate) fn encode_chat(
+    template: &ChatTemplate,
+    tokenizer: &Tokenizer,
+    messages: &[(String, String)],
+) -> Result<Vec<u32>, EngineError> {
+    let messages: Vec<_> = messages.iter().map(|(role, content)| json!({ "role": role, "content": content })).collect();
+    Ok(ChatPrompt::new(template, tokenizer, messages, ChatOptions::default())?.ids)
 }
 
 fn recommended_sampling(metadata: &Metadata) -> Result<SamplerParams, MetadataError> {

@@ -151,7 +151,8 @@ pub fn inspect(path: &Path) -> Result<Inspection, EngineError> {
 /// # Errors
 /// When the file is no GGUF file, or has no tokenizer that can be used.
 pub fn tokenizer_of(path: &Path) -> Result<Tokenizer, EngineError> {
-    Ok(Tokenizer::from_metadata(Gguf::open(path)?.metadata())?)
+    let tokenizer = Tokenizer::from_metadata(Gguf::open(path)?.metadata());
+    tokenizer.map_err(|error| EngineError::Unusable(format!("{}: {error}", path.display())))
 }
 
 fn metadata_value(value: &Value) -> MetadataValue {

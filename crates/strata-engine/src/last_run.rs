@@ -1,11 +1,13 @@
 //! What the last run of a model took, and what it had been expected to take.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
+use strata_store::plan::Plan;
 
 use crate::kept::{self, Keep, ModelFile, is_time};
-use crate::{Engine, EngineError, Rates, Work};
+use crate::{Engine, EngineError, EngineOptions, Rates, Work};
 
 /// A text of more tokens than any context holds was not read by a run.
 const MOST_TOKENS: usize = 1 << 24;
@@ -64,13 +66,29 @@ impl LastRun {
     }
 }
 
+/// Keeps what runs of an open model took, also when somebody else has the model.
+pub struct RunKeeper {
+    file: Arc<ModelFile>,
+    path: PathBuf,
+    options: EngineOptions,
+    plan: Plan,
+}
+
 impl Engine {
+    /// What keeps how long runs take.
+    pub fn run_keeper(&self) -> RunKeeper {
+        let (path, plan) = (self.path().to_owned(), self.plan().clone());
+        RunKeeper { file: self.gguf.clone(), path, options: self.options.clone(), plan }
+    }
+}
+
+impl RunKeeper {
     /// Keeps what a run took: tokens and seconds of its prompt, and of the tokens that came one by one. Runs of neither
     /// are not kept.
     ///
     /// # Errors
     /// When it cannot be written.
-    pub fn save_run(
+    pub fn save(
         &self,
         command: &str,
         prompt: Option<(usize, f64)>,
@@ -80,8 +98,8 @@ impl Engine {
         if prompt.is_none() && decode.is_none() {
             return Ok(());
         }
-        let rates: Option<Rates> = kept::load(&self.gguf);
-        let work = Work::planned(&self.gguf, self.path(), &self.options, self.plan().clone())?;
+        let rates: Option<Rates> = kept::load(&self.file);
+        let work = Work::planned(&self.file, &self.path, &self.options, self.plan.clone())?;
         let took =
             |(tokens, seconds): (usize, f64), expected_seconds: Option<f64>| Took { tokens, seconds, expected_seconds };
         let expected_prompt = |tokens| Some(work.prompt(tokens, rates.as_ref()?)?.most_s());
@@ -89,11 +107,11 @@ impl Engine {
         let run = LastRun {
             command: command.to_owned(),
             date: kept::today(),
-            arena_bytes: self.plan().arena_bytes,
+            arena_bytes: self.plan.arena_bytes,
             prompt: prompt.map(|part| took(part, expected_prompt(part.0))),
             decode: decode.map(|part| took(part, expected_decode(part.0))),
         };
-        kept::save(&self.gguf, &run)
+        kept::save(&self.file, &run)
     }
 }
 

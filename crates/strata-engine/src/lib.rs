@@ -46,7 +46,7 @@ pub use drafts::{DraftKind, DraftOptions, Drafts, MOST_DRAFTS};
 pub use engine::{Engine, EngineError, EngineOptions};
 pub use generate::{Finish, GenerateOptions, Generated, MOST_EQUAL_TOKENS, Session, Stop};
 pub use inspect::{Inspection, MetadataValue, TensorGroup, TensorLine, inspect, tokenizer_of};
-pub use last_run::{LastRun, Took};
+pub use last_run::{LastRun, RunKeeper, Took};
 pub use machine::{Conditions, Machine, Swap};
 pub use memory::{Group, Memory};
 pub use place::FilePlace;

@@ -59,7 +59,7 @@ impl Work for Tokens {
 
     fn save(&self, engine: &Engine, runs: &[DecodeRun]) {
         let wall_s = Spread::of(runs.iter().map(DecodeRun::wall_s)).median;
-        setup::save_run(engine, "bench decode", None, Some((self.tokens, wall_s)));
+        setup::save_run(&engine.run_keeper(), "bench decode", None, Some((self.tokens, wall_s)));
     }
 
     fn wall_s(run: &DecodeRun) -> f64 {

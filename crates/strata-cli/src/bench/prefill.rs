@@ -61,7 +61,7 @@ impl Work for Prompt {
     fn save(&self, engine: &Engine, runs: &[PrefillRun]) {
         if !self.is_fake {
             let wall_s = Spread::of(runs.iter().map(|run| run.wall_s)).median;
-            setup::save_run(engine, "bench prefill", Some((self.tokens, wall_s)), None);
+            setup::save_run(&engine.run_keeper(), "bench prefill", Some((self.tokens, wall_s)), None);
         }
     }
 

@@ -1,10 +1,15 @@
 //! A conversation line by line: for pipes, and for terminals that show nothing else.
 
 use std::io::{BufRead, IsTerminal, Read, Write};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
-use super::{Chat, Turn};
+use super::{Chat, Heard};
 use crate::error::CliError;
-use crate::{input, note, run, setup};
+use crate::{input, interrupt, note, run, setup};
+
+/// How soon text is shown.
+const TICK: Duration = Duration::from_millis(2);
 
 const HELP: &str = "/clear forgets the conversation, /exit (or Ctrl-D) ends it, Ctrl-C stops an answer";
 
@@ -12,8 +17,7 @@ pub(super) fn talk(chat: &mut Chat) -> Result<(), CliError> {
     let mut unanswered = 0;
     let is_terminal = std::io::stdin().is_terminal();
     if is_terminal {
-        let (path, backend) = (chat.engine.path().display(), chat.engine.model().describe_backend());
-        note::line(format_args!("{path} ({backend})\n{HELP}"));
+        note::line(format_args!("{}\n{HELP}", chat.model));
     }
     while let Some(line) = ask(is_terminal)? {
         match line.trim() {
@@ -24,18 +28,14 @@ pub(super) fn talk(chat: &mut Chat) -> Result<(), CliError> {
             command if command.starts_with('/') && is_terminal => {
                 note::line(format_args!("unknown command {command}: {HELP}"));
             }
-            text => match chat.say(text, run::stream)? {
-                Turn::Answered(generated) => {
-                    writeln!(std::io::stdout())?;
-                    note::line(run::summary(&generated));
-                    setup::save_generated(&chat.engine, "chat", &generated);
-                }
-                Turn::Refused(problem) => note::line(format_args!("strata: {problem}")),
-                Turn::Failed(problem) => {
+            text => {
+                if let Err(problem) = chat.say(text) {
+                    note::line(format_args!("strata: {problem}"));
+                } else if let Err(problem) = stream(chat)? {
                     note::line(format_args!("\nstrata: {problem}"));
                     unanswered += 1;
                 }
-            },
+            }
         }
     }
     // Who typed the messages has seen it.
@@ -43,6 +43,34 @@ pub(super) fn talk(chat: &mut Chat) -> Result<(), CliError> {
         return Err(CliError::Failed(format!("messages that got no answer: {unanswered}")));
     }
     Ok(())
+}
+
+/// Prints the answer as it comes. Ctrl-C ends it; so does a reader that goes away. The inner error says why there is none.
+fn stream(chat: &mut Chat) -> Result<Result<(), String>, CliError> {
+    let mut stdout = std::io::stdout();
+    let mut bar = setup::prompt_bar();
+    interrupt::stoppable(|stop| {
+        loop {
+            if stop.load(Ordering::Relaxed) {
+                chat.stop();
+            }
+            match chat.hear() {
+                None => std::thread::sleep(TICK),
+                Some(Heard::Reading(done)) => bar(done),
+                Some(Heard::Text(text)) => stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush())?,
+                Some(Heard::Answered(rest, generated)) => {
+                    bar(1.0);
+                    writeln!(stdout, "{rest}")?;
+                    note::line(run::summary(&generated));
+                    return Ok(Ok(()));
+                }
+                Some(Heard::Failed(problem)) => {
+                    bar(1.0);
+                    return Ok(Err(problem));
+                }
+            }
+        }
+    })
 }
 
 /// The user's next line; `None` at the end of the input.

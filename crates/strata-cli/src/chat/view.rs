@@ -7,8 +7,12 @@ use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::Line;
 use ratatui::widgets::{Block, Borders, Paragraph};
 
+use strata_engine::host::Status;
+
 use super::input::{Input, wrap};
-use crate::plan::gib;
+use super::panel::figures;
+use super::{Heard, has_answer};
+use crate::run;
 
 /// Columns of the panel of figures, and of a terminal that has room for it.
 const PANEL_COLUMNS: u16 = 30;
@@ -33,36 +37,6 @@ pub(super) enum Action {
     /// The answer that is on its way.
     Stop,
     Leave,
-}
-
-/// What happens in the conversation.
-pub(super) enum Told {
-    /// How much of the prompt is read, 0 to 1.
-    Reading(f64),
-    /// A piece of the answer, and how fast it comes.
-    Text {
-        text: String,
-        tokens_s: Option<f64>,
-    },
-    Answered(Answered),
-    /// No answer, and why.
-    Unanswered(String),
-    /// The conversation is over.
-    End,
-}
-
-/// An answer in figures.
-pub(super) struct Answered {
-    pub(super) summary: String,
-    /// Whether it is a part of the conversation now.
-    pub(super) has_answer: bool,
-    /// Tokens of the conversation.
-    pub(super) used_tokens: usize,
-    pub(super) prompt_tokens_s: Option<f64>,
-    pub(super) tokens_s: Option<f64>,
-    pub(super) drive_bytes_s: f64,
-    /// Experts that were in memory, on their way, and neither.
-    pub(super) lookups: [u64; 3],
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -90,15 +64,14 @@ pub(super) struct View {
     scrolled: usize,
     /// Lines that fit, when it was last drawn.
     page: usize,
-    context_tokens: usize,
-    plan_bytes: u64,
-    rss_bytes: Option<u64>,
-    tokens_s: Option<f64>,
-    last: Option<Answered>,
+    /// What the host is doing.
+    status: Status,
+    /// Tokens of the conversation.
+    used_tokens: usize,
 }
 
 impl View {
-    pub(super) fn new(model: String, context_tokens: usize, plan_bytes: u64) -> Self {
+    pub(super) fn new(model: String) -> Self {
         Self {
             model,
             entries: Vec::new(),
@@ -107,42 +80,46 @@ impl View {
             is_answered: false,
             scrolled: 0,
             page: 1,
-            context_tokens,
-            plan_bytes,
-            rss_bytes: None,
-            tokens_s: None,
-            last: None,
+            status: Status::default(),
+            used_tokens: 0,
         }
     }
 
-    pub(super) fn set_rss(&mut self, rss_bytes: Option<u64>) {
-        self.rss_bytes = rss_bytes;
+    /// What the host is doing now.
+    pub(super) fn see(&mut self, status: Status) {
+        if let Some(request) = status.active.first() {
+            self.used_tokens = request.prompt_tokens + request.written_tokens;
+        }
+        self.status = status;
     }
 
-    pub(super) fn hear(&mut self, told: Told) {
-        match told {
-            Told::Reading(done) if done < 1.0 => self.phase = Phase::Reading(done),
-            Told::Reading(_) => self.phase = Phase::Writing,
-            Told::Text { text, tokens_s } => {
+    pub(super) fn hear(&mut self, heard: Heard) {
+        match heard {
+            Heard::Reading(done) if done < 1.0 => self.phase = Phase::Reading(done),
+            Heard::Reading(_) => self.phase = Phase::Writing,
+            Heard::Text(text) => {
                 self.phase = Phase::Writing;
-                self.tokens_s = tokens_s;
-                match self.entries.last_mut() {
-                    Some((Who::Model, answer)) => answer.push_str(&text),
-                    _ => self.entries.push((Who::Model, text)),
-                }
+                self.write(&text);
             }
-            Told::Answered(answered) => {
+            Heard::Answered(rest, generated) => {
                 self.phase = Phase::Idle;
-                self.is_answered = answered.has_answer;
-                self.tokens_s = answered.tokens_s;
-                self.entries.push((Who::Note, answered.summary.clone()));
-                self.last = Some(answered);
+                self.write(&rest);
+                self.is_answered = has_answer(&generated);
+                self.used_tokens = generated.prompt_tokens + generated.tokens.len();
+                self.entries.push((Who::Note, run::summary(&generated)));
             }
-            Told::Unanswered(problem) => {
+            Heard::Failed(problem) => {
                 self.phase = Phase::Idle;
                 self.entries.push((Who::Note, problem));
             }
-            Told::End => self.phase = Phase::Idle,
+        }
+    }
+
+    fn write(&mut self, text: &str) {
+        match self.entries.last_mut() {
+            _ if text.is_empty() => {}
+            Some((Who::Model, answer)) => answer.push_str(text),
+            _ => self.entries.push((Who::Model, text.to_owned())),
         }
     }
 
@@ -195,7 +172,7 @@ impl View {
             "/exit" | "/quit" | "/bye" => return Some(Action::Leave),
             "/clear" => {
                 self.entries.clear();
-                self.last = None;
+                self.used_tokens = 0;
                 return Some(Action::Ask(Asked::Clear));
             }
             command if command.starts_with('/') => self.entries.push((Who::Note, HELP.to_owned())),
@@ -227,7 +204,9 @@ impl View {
             let [transcript, panel] =
                 Layout::horizontal([Constraint::Min(1), Constraint::Length(PANEL_COLUMNS)]).areas(main);
             self.draw_transcript(frame, transcript);
-            let lines: Vec<Line> = self.figures().into_iter().map(Line::from).collect();
+            let figures = figures(&self.status, self.used_tokens, usize::from(PANEL_COLUMNS) - 2);
+            let lines = [self.doing(), String::new()].into_iter().chain(figures);
+            let lines: Vec<Line> = lines.map(|line| Line::from(format!(" {line}"))).collect();
             frame.render_widget(Paragraph::new(lines).block(Block::new().borders(Borders::LEFT)), panel);
             frame.render_widget(Paragraph::new(HELP).style(dim()), keys);
         } else {
@@ -245,12 +224,19 @@ impl View {
         let width = usize::from(area.width.saturating_sub(1));
         let mut lines: Vec<Line> = Vec::new();
         for (who, text) in &self.entries {
-            let (text, style) = match who {
-                Who::User => (format!("> {text}"), Style::new().fg(Color::Cyan).add_modifier(Modifier::BOLD)),
-                Who::Model => (text.trim_start().to_owned(), Style::new()),
-                Who::Note => (text.clone(), dim()),
+            let parts = match who {
+                Who::User => {
+                    vec![(format!("> {text}"), Style::new().fg(Color::Cyan).add_modifier(Modifier::BOLD))]
+                }
+                Who::Model => {
+                    let (thought, said) = thought_of(text);
+                    vec![(thought.trim().to_owned(), dim()), (said.trim_start().to_owned(), Style::new())]
+                }
+                Who::Note => vec![(text.clone(), dim())],
             };
-            lines.extend(wrap(&text, width).into_iter().map(|line| Line::styled(line, style)));
+            for (text, style) in parts.iter().filter(|(text, _)| !text.is_empty()) {
+                lines.extend(wrap(text, width).into_iter().map(|line| Line::styled(line, *style)));
+            }
             if *who == Who::Note {
                 lines.push(Line::default());
             }
@@ -264,34 +250,24 @@ impl View {
 
     /// What is being done, in a line.
     fn doing(&self) -> String {
-        let speed = self.tokens_s.map_or_else(String::new, |rate| format!(", {rate:.1} tok/s"));
         match self.phase {
-            Phase::Idle => format!("ready{speed}"),
+            Phase::Idle => "ready".to_owned(),
             Phase::Reading(done) => format!("reading {:.0} %", 100.0 * done),
-            Phase::Writing => format!("writing{speed}"),
+            Phase::Writing if self.status.decode_tok_s > 0.0 => {
+                format!("writing, {:.1} tok/s", self.status.decode_tok_s)
+            }
+            Phase::Writing => "writing".to_owned(),
         }
     }
+}
 
-    /// The lines of the panel.
-    fn figures(&self) -> Vec<String> {
-        let mut lines = vec![self.doing(), String::new()];
-        let last = self.last.as_ref();
-        let mut line = |name: &str, value: String| lines.push(format!(" {name:<9}{value}"));
-        let rate = |rate: Option<f64>| rate.map_or("-".to_owned(), |rate| format!("{rate:.1} tok/s"));
-        line("prompt", rate(last.and_then(|last| last.prompt_tokens_s)));
-        line("answer", rate(self.tokens_s));
-        line("drive", last.map_or("-".to_owned(), |last| format!("{:.2} GB/s", last.drive_bytes_s / 1e9)));
-        let all = last.map_or(0, |last| last.lookups.iter().sum::<u64>());
-        for (index, name) in ["resident", "ahead", "missed"].into_iter().enumerate() {
-            let share = |last: &Answered| format!("{:.1} %", 100.0 * last.lookups[index] as f64 / all as f64);
-            line(name, last.filter(|_| all > 0).map_or("-".to_owned(), share));
-        }
-        let used = last.map_or(0, |last| last.used_tokens);
-        line("context", format!("{used} of {}", self.context_tokens));
-        line("plan", format!("{:.2} GiB", gib(self.plan_bytes)));
-        line("memory", self.rss_bytes.map_or("-".to_owned(), |bytes| format!("{:.2} GiB", gib(bytes))));
-        lines.iter_mut().take(1).for_each(|line| line.insert(0, ' '));
-        lines
+/// What a model says to itself, with its marks, and what it says to the user.
+fn thought_of(answer: &str) -> (&str, &str) {
+    const END: &str = "</think>";
+    match answer.find(END) {
+        Some(at) => answer.split_at(at + END.len()),
+        None if answer.trim_start().starts_with("<think>") => (answer, ""),
+        None => ("", answer),
     }
 }
 
@@ -301,13 +277,18 @@ fn dim() -> Style {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
+    use strata_engine::host::{RequestStatus, SequencePhase};
+    use strata_engine::{Drafts, Finish, Generated};
 
+    use super::super::panel::tests::at_work;
     use super::*;
 
     fn view() -> View {
-        View::new("mini on cpu".to_owned(), 4096, 3 << 29)
+        View::new("mini on cpu".to_owned())
     }
 
     fn press(view: &mut View, code: KeyCode) -> Option<Action> {
@@ -327,20 +308,27 @@ mod tests {
         Some(Action::Ask(Asked::Say { text: text.to_owned(), is_again }))
     }
 
-    fn text(text: &str) -> Told {
-        Told::Text { text: text.to_owned(), tokens_s: Some(7.25) }
+    fn text(text: &str) -> Heard {
+        Heard::Text(text.to_owned())
     }
 
-    fn answered() -> Told {
-        Told::Answered(Answered {
-            summary: "[done]".to_owned(),
-            has_answer: true,
-            used_tokens: 120,
-            prompt_tokens_s: Some(250.04),
-            tokens_s: Some(8.5),
-            drive_bytes_s: 1.234e9,
-            lookups: [70, 20, 10],
-        })
+    fn answered() -> Heard {
+        let (prompt_time, decode_time) = (Duration::from_millis(400), Duration::from_secs(2));
+        let generated = Generated {
+            tokens: vec![1; 20],
+            finish: Finish::EndOfTurn,
+            prompt_tokens: 100,
+            reused_tokens: 0,
+            prompt_time,
+            decode_time,
+            drafts: Drafts::default(),
+            routes: None,
+        };
+        Heard::Answered(String::new(), generated)
+    }
+
+    fn failed(problem: &str) -> Heard {
+        Heard::Failed(problem.to_owned())
     }
 
     /// The rows of a screen, without what is blank at their ends.
@@ -353,43 +341,75 @@ mod tests {
     }
 
     #[test]
-    fn a_conversation_is_shown_with_its_figures() {
+    fn a_conversation_is_shown_with_what_the_host_does() {
         let mut view = view();
-        view.set_rss(Some(1 << 30));
         assert_eq!(type_line(&mut view, "Hello there"), say("Hello there", false));
-        view.hear(Told::Reading(0.42));
-        assert!(screen(&mut view, 90, 16)[0].ends_with("│ reading 42 %"));
-        view.hear(Told::Reading(1.0));
+        view.hear(Heard::Reading(0.42));
+        assert!(screen(&mut view, 90, 20)[0].ends_with("│ reading 42 %"));
+        view.hear(Heard::Reading(1.0));
+        assert!(screen(&mut view, 90, 20)[0].ends_with("│ writing"));
         view.hear(text(" Good "));
         view.hear(text("day."));
         press(&mut view, KeyCode::Char('x'));
-        let rows = screen(&mut view, 90, 16);
-        assert_eq!(rows[0], format!("{:<60}│ writing, 7.2 tok/s", "> Hello there"));
-        view.hear(answered());
-        let rows = screen(&mut view, 90, 16);
+        let request = RequestStatus {
+            id: 1,
+            phase: SequencePhase::Writing,
+            prompt_tokens: 100,
+            reused_tokens: 0,
+            progress: 1.0,
+            written_tokens: 3,
+            age_s: 0.5,
+        };
+        view.see(Status { active: vec![request], ..at_work() });
+        let rows = screen(&mut view, 90, 20);
         let expected = [
-            ("> Hello there", "│ ready, 8.5 tok/s"),
+            ("> Hello there", "│ writing, 7.2 tok/s"),
             ("Good day.", "│"),
-            ("[done]", "│ prompt   250.0 tok/s"),
-            ("", "│ answer   8.5 tok/s"),
+            ("", "│ written  7.2 tok/s"),
+            ("", "│ read     250.0 tok/s"),
             ("", "│ drive    1.23 GB/s"),
+            ("", "│ busy     █████░░░ 63 %"),
             ("", "│ resident 70.0 %"),
             ("", "│ ahead    20.0 %"),
             ("", "│ missed   10.0 %"),
-            ("", "│ context  120 of 4096"),
-            ("", "│ plan     1.50 GiB"),
-            ("", "│ memory   1.00 GiB"),
+            ("", "│ context  103 of 4096"),
+            ("", "│ plan     3.00 GiB"),
+            ("", "│ memory   ████░░░░ 1.50 GiB"),
+            ("", "│ arena    23 slots, 2.88 GiB"),
+            ("", "│ █ ▄"),
             ("", "│"),
         ];
         let expected: Vec<_> = expected.iter().map(|(left, right)| format!("{left:<60}{right}")).collect();
-        assert_eq!(rows[..12], expected);
-        assert!(rows[12].starts_with("┌mini on cpu─") && rows[13].starts_with("│x "), "{rows:?}");
-        assert!(rows[15].starts_with("Enter send | ^C stop"));
+        assert_eq!(rows[..15], expected);
+        assert!(rows[16].starts_with("┌mini on cpu─") && rows[17].starts_with("│x "), "{rows:?}");
+        assert!(rows[19].starts_with("Enter send | ^C stop"));
+        view.hear(answered());
+        view.see(at_work());
+        let rows = screen(&mut view, 90, 20);
+        assert_eq!(rows[0], format!("{:<60}│ ready", "> Hello there"));
+        assert!(rows[2].starts_with("[prompt: 100 tokens, 250.0 tok/s | written: 20 tokens, 9.5"), "{rows:?}");
+        assert!(rows[9].ends_with("│ context  120 of 4096"), "{rows:?}");
         // A narrow one has no panel.
         let rows = screen(&mut view, 40, 10);
+        assert_eq!((rows[0].as_str(), rows[1].as_str(), rows[9].as_str()), ("> Hello there", "Good day.", "ready"));
+    }
+
+    #[test]
+    fn what_a_model_says_to_itself_is_dim() {
+        assert_eq!(thought_of("Yes."), ("", "Yes."));
+        assert_eq!(thought_of("<think>Hm"), ("<think>Hm", ""));
+        // The mark it begins with may be the prompt's.
+        assert_eq!(thought_of("Hm</think>\nYes."), ("Hm</think>", "\nYes."));
+        let mut view = view();
+        type_line(&mut view, "go");
+        view.hear(text("<think>\nHm\n</think>\n\nYes."));
+        let mut terminal = Terminal::new(TestBackend::new(40, 10)).unwrap();
+        terminal.draw(|frame| view.draw(frame)).unwrap();
+        let buffer = terminal.backend().buffer();
+        let is_dim = |y| buffer[(0, y)].modifier.contains(Modifier::DIM);
         assert_eq!(
-            (rows[0].as_str(), rows[1].as_str(), rows[9].as_str()),
-            ("> Hello there", "Good day.", "ready, 8.5 tok/s")
+            [1, 2, 3, 4].map(|y| (buffer[(0, y)].symbol(), is_dim(y))),
+            [("<", true), ("H", true), ("<", true), ("Y", false)]
         );
     }
 
@@ -408,11 +428,11 @@ mod tests {
         view.hear(text("Un"));
         view.hear(answered());
         assert_eq!(press(&mut view, KeyCode::Enter), say("Two", false));
-        view.hear(Told::Unanswered("the drive failed".to_owned()));
+        view.hear(failed("the drive failed"));
         assert!(screen(&mut view, 40, 10).contains(&"the drive failed".to_owned()));
         // What got no answer replaces none.
         assert_eq!(control(&mut view, 'r'), say("Two", false));
-        view.hear(Told::Unanswered("again".to_owned()));
+        view.hear(failed("again"));
         // Nothing to stop: what was typed goes.
         press(&mut view, KeyCode::Char('x'));
         assert_eq!((control(&mut view, 'c'), press(&mut view, KeyCode::Enter)), (None, None));

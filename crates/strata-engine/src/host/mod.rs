@@ -26,6 +26,7 @@ use self::desk::{Desk, lock};
 use self::monitor::{Monitor, memory_status};
 use self::run::Runner;
 use self::watch::{Now, watch};
+use crate::engine::encode_chat;
 use crate::prefix::DiskOptions;
 use crate::{ChatTemplate, Chooser, Engine, EngineError, SamplerParams, Tokenizer};
 
@@ -182,6 +183,14 @@ impl Host {
     /// When its file has none, or one that cannot be used.
     pub fn template(&self) -> Result<&Arc<ChatTemplate>, EngineError> {
         self.template.as_ref().map_err(|problem| EngineError::Unusable(problem.clone()))
+    }
+
+    /// Ids of a conversation, ready for the assistant's answer. Messages are `(role, content)`.
+    ///
+    /// # Errors
+    /// When the file has no usable template, or that refuses these messages.
+    pub fn encode_chat(&self, messages: &[(String, String)]) -> Result<Vec<u32>, EngineError> {
+        encode_chat(self.template()?, &self.tokenizer, messages)
     }
 
     /// How the model's makers say to sample.

@@ -78,14 +78,11 @@ impl Monitor {
             ..request.clone()
         };
         status.active = state.active.iter().map(with_age).collect();
-        if let (Some(first), Some(last)) = (before(&state.samples, now), state.samples.back()) {
-            let seconds = now.saturating_duration_since(first.at).as_secs_f64().max(PAUSE.as_secs_f64());
-            let rate = |of: fn(&Sample) -> u64| (of(last) - of(first)) as f64 / seconds;
-            status.prompt_tok_s = rate(|sample| sample.prompt_tokens);
-            status.decode_tok_s = rate(|sample| sample.written_tokens);
-            status.drive.bytes_s = rate(|sample| sample.read_bytes);
-            status.drive.busy = ((last.busy - first.busy).as_secs_f64() / seconds).min(1.0);
-        }
+        let rate = |of: fn(&Sample) -> f64| rate(&state.samples, now, of);
+        status.prompt_tok_s = rate(|sample| sample.prompt_tokens as f64);
+        status.decode_tok_s = rate(|sample| sample.written_tokens as f64);
+        status.drive.bytes_s = rate(|sample| sample.read_bytes as f64);
+        status.drive.busy = rate(|sample| sample.busy.as_secs_f64()).min(1.0);
         drop(state);
         status.memory.rss_bytes = Memory::rss_bytes().unwrap_or(0);
         status.memory.peak_rss_bytes = Memory::peak_rss_bytes().unwrap_or(0);
@@ -93,10 +90,18 @@ impl Monitor {
     }
 }
 
-/// The last sample that is older than the window; if there is none, the first.
-fn before(samples: &VecDeque<Sample>, now: Instant) -> Option<&Sample> {
-    let is_old = |sample: &&Sample| now.saturating_duration_since(sample.at) >= WINDOW;
-    samples.iter().rev().find(is_old).or(samples.front())
+/// By how much a count grew a second: since the last sample that is older than the window, or the first one; but what began later
+/// has the rate since it began.
+fn rate(samples: &VecDeque<Sample>, now: Instant, of: fn(&Sample) -> f64) -> f64 {
+    let is_old = |sample: &Sample| now.saturating_duration_since(sample.at) >= WINDOW;
+    let Some(last) = samples.back() else { return 0.0 };
+    let mut first = samples.iter().rposition(is_old).unwrap_or(0);
+    let before = of(&samples[first]);
+    while samples.get(first + 1).is_some_and(|next| of(next) == before) {
+        first += 1;
+    }
+    let time = now.saturating_duration_since(samples[first].at).max(PAUSE);
+    (of(last) - before) / time.as_secs_f64()
 }
 
 /// What a plan promises, by part, largest first.
@@ -144,6 +149,25 @@ mod tests {
         assert!(status.prompt_tok_s == 0.0 && (status.drive.busy - 0.4).abs() < 0.01);
         assert_eq!((status.queued, status.done, status.cancelled, status.failed), (3, 1, 2, 4));
         assert_eq!((status.written_tokens, lock(&monitor.state).samples.len()), (1040, 3));
+    }
+
+    #[test]
+    fn what_has_just_begun_has_the_rate_since_then() {
+        let now = Instant::now();
+        let monitor = Monitor::new(Status::default());
+        // After a long rest two seconds of reading, then two of writing.
+        for (seconds_ago, prompt_tokens, written_tokens) in
+            [(60, 0, 0), (4, 0, 0), (2, 100, 0), (1, 100, 7), (0, 100, 14)]
+        {
+            let at = now.checked_sub(Duration::from_secs(seconds_ago)).unwrap();
+            monitor.leave(
+                Sample { at, prompt_tokens, written_tokens, read_bytes: 0, busy: Duration::ZERO },
+                Vec::new(),
+                |_| (),
+            );
+        }
+        let status = monitor.status(0, Ended::default());
+        assert!((status.decode_tok_s - 7.0).abs() < 0.5 && (status.prompt_tok_s - 25.0).abs() < 1.0, "{status:?}");
     }
 
     #[test]

@@ -156,9 +156,14 @@ impl Runner {
     pub(super) fn turn(&mut self) -> bool {
         self.now.is(Doing::Arranging);
         self.let_go();
+        let has_rested = self.in_use() == 0;
         self.admit();
         let is_at_work = self.in_use() > 0;
         if is_at_work {
+            if has_rested {
+                // Rates count from here.
+                self.leave_copy();
+            }
             let began = Instant::now();
             self.write();
             self.read(began.elapsed());
