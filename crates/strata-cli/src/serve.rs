@@ -101,7 +101,8 @@ fn access(flags: &ServeFlags, is_local: bool) -> Result<Access, CliError> {
     let mut api_keys = flags.api_key.clone();
     if let Some(path) = &flags.api_key_file {
         let text = input::text_file(path)?;
-        let keys = text.lines().map(str::trim).filter(|key| !key.is_empty());
+        // Some editors begin a file with a mark that is no part of its text.
+        let keys = text.trim_start_matches('\u{feff}').lines().map(str::trim).filter(|key| !key.is_empty());
         api_keys.extend(keys.map(str::to_owned));
         if api_keys.is_empty() {
             return Err(CliError::Usage(format!("--api-key-file {}: it holds no key", path.display())));
@@ -110,9 +111,21 @@ fn access(flags: &ServeFlags, is_local: bool) -> Result<Access, CliError> {
     if api_keys.iter().any(|key| key.trim().is_empty()) {
         return Err(CliError::Usage("--api-key must not be empty".to_owned()));
     }
+    // Others cannot be sent in a header as they are, and would let nobody in.
+    if let Some(at) = api_keys.iter().position(|key| !key.bytes().all(|byte| byte.is_ascii_graphic())) {
+        let text =
+            format!("API key {}: only ASCII letters, digits and signs, without spaces, can be sent as a key", at + 1);
+        return Err(CliError::Usage(text));
+    }
     let cors_origin = flags.cors_origin.as_ref().map(|origin| {
-        let value = origin.trim_end_matches('/').parse();
-        value.map_err(|_| CliError::Usage(format!("--cors-origin {origin} cannot be the origin of a page")))
+        let value = origin.trim_end_matches('/');
+        let is_origin = value.split_once("://").is_some_and(|(scheme, host)| {
+            let is_plain = |byte: u8| byte.is_ascii_graphic() && !matches!(byte, b'/' | b'*' | b'?' | b'#' | b'@');
+            !scheme.is_empty() && !host.is_empty() && host.bytes().all(is_plain)
+        });
+        let problem =
+            || CliError::Usage(format!("--cors-origin {origin} is no origin of a page, such as https://chat.example"));
+        if is_origin { value.parse().map_err(|_| problem()) } else { Err(problem()) }
     });
     Ok(Access { is_local_only: is_local && api_keys.is_empty(), api_keys, cors_origin: cors_origin.transpose()? })
 }

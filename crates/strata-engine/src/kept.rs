@@ -4,8 +4,8 @@
 //! replaced as a whole; a model's key, which takes reads from all over its files, is made once while it is open. Refuses: to
 //! keep anything of a text.
 
-use std::fs;
-use std::io::{ErrorKind, Write};
+use std::fs::{self, File};
+use std::io::{ErrorKind, Read, Write};
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -122,10 +122,9 @@ struct Kept<T> {
 pub(crate) fn load<T: Keep>(file: &ModelFile) -> Option<T> {
     let key = file.key().ok()?;
     let path = place(key, T::KIND)?;
-    if fs::metadata(&path).ok()?.len() > MOST_JSON_BYTES {
-        return None;
-    }
-    let kept: Kept<T> = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
+    let mut json = Vec::new();
+    File::open(path).ok()?.take(MOST_JSON_BYTES).read_to_end(&mut json).ok()?;
+    let kept: Kept<T> = serde_json::from_slice(&json).ok()?;
     (kept.model == hex(key) && kept.value.is_plausible()).then_some(kept.value)
 }
 

@@ -26,8 +26,10 @@ pub struct Access {
 
 impl Access {
     pub(crate) fn check(&self, path: &str, headers: &HeaderMap) -> Result<(), Problem> {
-        let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
-        if self.is_local_only && !is_this_machine(host) {
+        let mut hosts = headers.get_all(header::HOST).iter();
+        // One that is no text names no machine.
+        let host = hosts.next().map_or("", |host| host.to_str().unwrap_or("?"));
+        if self.is_local_only && (!is_this_machine(host) || hosts.next().is_some()) {
             let text = "the `Host` of the request is not this machine's own: use http://127.0.0.1 or http://localhost, or start the server with --api-key";
             return Err(Problem::new(Kind::Forbidden, text));
         }
@@ -64,11 +66,9 @@ fn key(headers: &HeaderMap) -> Option<&[u8]> {
 
 /// Whether a `Host` names this machine; a missing one is no browser's.
 fn is_this_machine(host: &str) -> bool {
-    let name = match host.strip_prefix('[') {
-        Some(rest) => rest.split(']').next().unwrap_or_default(),
-        None => host.split(':').next().unwrap_or_default(),
-    };
-    matches!(name, "" | "127.0.0.1" | "::1") || name.eq_ignore_ascii_case("localhost")
+    let port = host.bytes().rev().take_while(u8::is_ascii_digit).count();
+    let name = host[..host.len() - port].strip_suffix(':').unwrap_or(host);
+    matches!(name, "" | "127.0.0.1" | "[::1]") || name.eq_ignore_ascii_case("localhost")
 }
 
 fn is_own(origin: &HeaderValue, host: &str) -> bool {
@@ -87,10 +87,20 @@ mod tests {
 
     #[test]
     fn only_this_machine_is_this_machine() {
-        for host in ["127.0.0.1:8080", "localhost", "LOCALHOST:1", "[::1]:8080", "127.0.0.1"] {
+        for host in ["127.0.0.1:8080", "localhost", "LOCALHOST:1", "[::1]:8080", "127.0.0.1", "[::1]", ""] {
             assert!(is_this_machine(host), "{host}");
         }
-        for host in ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example:8080", "[::2]", "10.0.0.1"] {
+        for host in [
+            "evil.example",
+            "127.0.0.1.evil.example",
+            "localhost.evil.example:8080",
+            "[::2]",
+            "10.0.0.1",
+            "?",
+            "[::1",
+            "[::1]x.evil",
+            "::1",
+        ] {
             assert!(!is_this_machine(host), "{host}");
         }
     }
@@ -120,6 +130,12 @@ mod tests {
         assert!(!check(&access, "127.0.0.1:8080", "http://evil.example"));
         assert!(!check(&access, "127.0.0.1:8080", "null"));
         assert!(!check(&access, "evil.example", "http://evil.example"));
+        // Two names, or one that is no text, are nobody's.
+        let mut twice = headers(&[("host", "localhost")]);
+        twice.append(header::HOST, HeaderValue::from_static("evil.example"));
+        assert!(access.check("/v1/models", &twice).is_err());
+        let strange = HeaderMap::from_iter([(header::HOST, HeaderValue::from_bytes(b"\xff\xfe").unwrap())]);
+        assert!(access.check("/v1/models", &strange).is_err());
         access.cors_origin = Some(HeaderValue::from_static("http://evil.example"));
         assert!(check(&access, "127.0.0.1:8080", "http://evil.example"));
     }

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use axum::body::Body;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Extension, MatchedPath, Path, Request, State};
 use axum::http::{HeaderMap, HeaderValue, Method, header};
 use axum::middleware::{Next, from_fn_with_state};
@@ -71,7 +72,7 @@ pub(crate) struct Shared {
     metrics: Arc<Metrics>,
     /// Requests so far.
     requests: AtomicU64,
-    preparing: Semaphore,
+    preparing: Arc<Semaphore>,
     started: u64,
 }
 
@@ -93,7 +94,7 @@ pub fn router(model: Model, options: ServerOptions) -> Router {
         options,
         metrics,
         requests: AtomicU64::new(0),
-        preparing: Semaphore::new(PREPARED_AT_ONCE),
+        preparing: Arc::new(Semaphore::new(PREPARED_AT_ONCE)),
         started: ids::now(),
     });
     let router = Router::new()
@@ -167,13 +168,8 @@ impl Shared {
         self: &Arc<Self>,
         work: impl FnOnce(&Self) -> Result<T, Problem> + Send + 'static,
     ) -> Result<T, Problem> {
-        let broken = |_| Problem::new(Kind::Internal, "the server failed in reading the request");
-        let permit =
-            self.preparing.acquire().await.map_err(|_| Problem::new(Kind::Closing, "the server is closing"))?;
         let shared = Arc::clone(self);
-        let done = tokio::task::spawn_blocking(move || work(&shared)).await.map_err(broken);
-        drop(permit);
-        done?
+        in_room(&self.preparing, move || work(&shared)).await
     }
 
     fn ask(&self, prepared: Prepared, record: Arc<Record>) -> Result<Answer, Problem> {
@@ -190,6 +186,22 @@ impl Shared {
     fn own_name(&self) -> &str {
         self.options.name.as_ref().unwrap_or(&self.model.name)
     }
+}
+
+/// Runs work on a thread of its own, when there is room for it. It goes on when whoever waits for it goes away, and keeps its
+/// room until it is done.
+async fn in_room<T: Send + 'static>(
+    room: &Arc<Semaphore>,
+    work: impl FnOnce() -> Result<T, Problem> + Send + 'static,
+) -> Result<T, Problem> {
+    let permit = Arc::clone(room).acquire_owned().await;
+    let permit = permit.map_err(|_| Problem::new(Kind::Closing, "the server is closing"))?;
+    let done = tokio::task::spawn_blocking(move || {
+        let result = work();
+        drop(permit);
+        result
+    });
+    done.await.map_err(|_| Problem::new(Kind::Internal, "the server failed in reading the request"))?
 }
 
 async fn chat_completions(
@@ -331,8 +343,8 @@ async fn models(State(shared): App) -> Json<Value> {
     Json(json!({ "object": "list", "data": data, "has_more": false, "first_id": name, "last_id": name }))
 }
 
-async fn model_by_name(State(shared): App, Path(id): Path<String>) -> Result<Json<Value>, Problem> {
-    match id == shared.own_name() {
+async fn model_by_name(State(shared): App, id: Result<Path<String>, PathRejection>) -> Result<Json<Value>, Problem> {
+    match id.is_ok_and(|Path(id)| id == shared.own_name()) {
         true => Ok(Json(model_json(&shared))),
         false => Err(Problem::new(Kind::NotFound, "there is no such model; /v1/models lists all")),
     }
@@ -361,4 +373,38 @@ async fn metrics_text(State(shared): App) -> Result<Response, Problem> {
 
 async fn openapi() -> Response {
     ([(header::CONTENT_TYPE, "application/json")], include_str!("../assets/openapi.json")).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    /// Clients that ask for something long and go away would else have all threads at work for nobody.
+    #[tokio::test]
+    async fn work_that_nobody_waits_for_keeps_its_room() {
+        let room = Arc::new(Semaphore::new(1));
+        let (begun, has_begun) = mpsc::channel();
+        let (end, may_end) = mpsc::channel::<()>();
+        let shared = Arc::clone(&room);
+        let asked = tokio::spawn(async move {
+            let work = move || {
+                begun.send(()).unwrap();
+                Ok(may_end.recv().is_ok())
+            };
+            in_room(&shared, work).await
+        });
+        let has_begun = tokio::task::spawn_blocking(move || has_begun.recv().is_ok());
+        assert!(has_begun.await.unwrap());
+        asked.abort();
+        assert!(asked.await.unwrap_err().is_cancelled());
+        assert_eq!(room.available_permits(), 0);
+        end.send(()).unwrap();
+        assert_eq!(in_room(&room, || Ok(3)).await.unwrap(), 3);
+        // A panic gives the room back, too.
+        let broken = in_room(&room, || -> Result<(), Problem> { panic!("on purpose") }).await;
+        assert_eq!(broken.unwrap_err().kind, Kind::Internal);
+        assert_eq!(in_room(&room, || Ok(4)).await.unwrap(), 4);
+    }
 }

@@ -92,6 +92,9 @@ fn seed_of(fields: &mut Fields) -> Result<Option<u64>, Problem> {
         Some(value) => match (value.as_u64(), value.as_i64()) {
             (Some(seed), _) => Ok(Some(seed)),
             (None, Some(_)) => Ok(None),
+            (None, None) if value.is_number() => {
+                Err(fields.problem("seed", &format!("must be a whole number below 2^64, not {value}")))
+            }
             (None, None) => Err(wrong("seed", "a whole number", &value)),
         },
     }

@@ -28,7 +28,7 @@ pub(crate) struct ServeFlags {
     #[arg(long, value_name = "ORIGIN")]
     pub(crate) cors_origin: Option<String>,
     /// The name that clients are told [default: that of the file].
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = a_name)]
     pub(crate) name: Option<String>,
     /// Requests that are answered at the same time.
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = at_least_one)]
@@ -67,4 +67,11 @@ pub(crate) struct ServeFlags {
     pub(crate) drafts: DraftFlags,
     #[command(flatten)]
     pub(crate) engine: EngineFlags,
+}
+
+fn a_name(text: &str) -> Result<String, String> {
+    match text.trim().is_empty() || text.contains(char::is_control) {
+        true => Err("expected a name in one line".to_owned()),
+        false => Ok(text.to_owned()),
+    }
 }

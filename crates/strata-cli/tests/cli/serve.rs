@@ -113,9 +113,15 @@ fn it_answers_and_ends_well() {
 #[cfg(unix)]
 fn a_key_is_asked_for() {
     let file = tempfile::NamedTempFile::new().unwrap();
-    std::fs::write(file.path(), "first\n\nsecond\n").unwrap();
+    // With the mark that some editors begin a file with.
+    std::fs::write(file.path(), "\u{feff}first\n\nsecond\n").unwrap();
     let running = Running::start(&["--api-key-file", file.path().to_str().unwrap()]);
-    for (headers, status) in [("", 401), ("authorization: Bearer third\r\n", 401), ("x-api-key: second\r\n", 200)] {
+    for (headers, status) in [
+        ("", 401),
+        ("authorization: Bearer third\r\n", 401),
+        ("x-api-key: second\r\n", 200),
+        ("x-api-key: first\r\n", 200),
+    ] {
         let text = all(running.post(
             "/v1/messages/count_tokens",
             headers,
@@ -138,6 +144,12 @@ fn field_report_55_what_cannot_be_served_is_told_before_a_model_is_loaded() {
         (vec!["--host", "nowhere.invalid"], 2, "is no address of this machine"),
         (vec!["--port", "0", "--api-key", ""], 2, "must not be empty"),
         (vec!["--parallel", "0"], 2, "at least 1"),
+        (vec!["--port", "0", "--api-key", " key"], 2, "API key 1"),
+        (vec!["--port", "0", "--api-key", "good", "--api-key", "schlüssel"], 2, "API key 2"),
+        (vec!["--port", "0", "--cors-origin", "*"], 2, "is no origin of a page"),
+        (vec!["--port", "0", "--cors-origin", "https://chat.example/page"], 2, "is no origin of a page"),
+        (vec!["--port", "0", "--cors-origin", "chat.example"], 2, "is no origin of a page"),
+        (vec!["--port", "0", "--name", " "], 2, "--name"),
         (vec!["-m", wordless, "--port", "0"], 1, "model-f16.gguf: this file has no tokenizer"),
     ] {
         let output = strata(&arguments).output().unwrap();

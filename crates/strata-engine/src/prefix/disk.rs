@@ -108,6 +108,9 @@ impl Engine {
 impl Disk {
     fn open(options: DiskOptions, key: Key, most_tokens: usize, vocabulary: usize) -> Result<Self, EngineError> {
         let failed = |error: Error| EngineError::Record { path: options.folder.clone(), problem: error.to_string() };
+        if options.folder.exists() && !options.folder.is_dir() {
+            return Err(failed(Error::other("it is no folder; prefixes need one of their own")));
+        }
         fs::create_dir_all(&options.folder).map_err(failed)?;
         let mut entries = Vec::new();
         let ours = format!("{}-", hex(&key[..8]));
@@ -205,9 +208,9 @@ impl Disk {
     /// What was written today. A ledger that cannot be read is none.
     fn ledger(&self) -> Ledger {
         let path = self.options.folder.join(LEDGER);
-        let is_small = fs::metadata(&path).is_ok_and(|data| data.len() <= MOST_LEDGER_BYTES);
-        let text = if is_small { fs::read(&path).ok() } else { None };
-        let ledger: Option<Ledger> = text.and_then(|text| serde_json::from_slice(&text).ok());
+        let mut text = Vec::new();
+        let read = open(&path).and_then(|file| file.take(MOST_LEDGER_BYTES).read_to_end(&mut text));
+        let ledger: Option<Ledger> = read.ok().and_then(|_| serde_json::from_slice(&text).ok());
         let day = kept::today();
         ledger.filter(|ledger| ledger.day == day).unwrap_or(Ledger { day, bytes: 0 })
     }
@@ -243,7 +246,7 @@ impl Entry {
 
     /// What the beginning of a file says. `Ok(None)`: it may be right, but is too long.
     fn read(path: &Path, key: &Key, most_tokens: usize, vocabulary: usize) -> io::Result<Option<Self>> {
-        let mut file = File::open(path)?;
+        let mut file = open(path)?;
         let mut head = [0; HEAD_BYTES as usize];
         file.read_exact(&mut head)?;
         let number = |at: usize| u64::from_le_bytes(head[at..at + 8].try_into().expect("eight bytes"));
@@ -277,7 +280,7 @@ impl Entry {
 
     fn load(&self, key: &Key, model: &mut Model, sequence: &mut Sequence) -> Result<Loaded, ModelError> {
         let damaged = || ModelError::Written(ErrorKind::InvalidData.into());
-        let file = File::open(&self.path).map_err(ModelError::Written)?;
+        let file = open(&self.path).map_err(ModelError::Written)?;
         let mut from = Summed { inner: BufReader::with_capacity(1 << 20, file), sum: Sha256::new() };
         let (head, mut found) = (self.head(key), Vec::new());
         from.by_ref().take(head.len() as u64).read_to_end(&mut found).map_err(ModelError::Written)?;
@@ -358,11 +361,19 @@ fn name_of(text: &[u32]) -> [u8; 16] {
     *hash.first_chunk().expect("32 bytes")
 }
 
+/// Opens a file to read it. What leads elsewhere, or is a pipe or a device, is none of ours: some of these never end.
+fn open(path: &Path) -> io::Result<File> {
+    match fs::symlink_metadata(path)?.is_file() {
+        true => File::open(path),
+        false => Err(ErrorKind::InvalidInput.into()),
+    }
+}
+
 /// Whether a file is of this kind.
 fn is_kept(path: &Path) -> bool {
     let mut magic = [0; 16];
     let is_named_so = path.extension().is_some_and(|extension| extension == EXTENSION);
-    is_named_so && File::open(path).and_then(|mut file| file.read_exact(&mut magic)).is_ok() && magic.starts_with(KIND)
+    is_named_so && open(path).and_then(|mut file| file.read_exact(&mut magic)).is_ok() && magic.starts_with(KIND)
 }
 
 /// Whether it was what a file holds that could not be read.

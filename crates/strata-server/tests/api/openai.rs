@@ -369,6 +369,8 @@ async fn models_tokens_and_monitors() {
     assert_eq!((&json["data"][0]["id"], &json["data"][0]["object"]), (&json!("scripted"), &json!("model")));
     assert_eq!(server.get("/v1/models/scripted").await.json()["id"], "scripted");
     assert_eq!(server.get("/v1/models/other/one").await.status, 404);
+    let strange = server.get("/v1/models/%ff").await;
+    assert_eq!((strange.status.as_u16(), &strange.json()["error"]["type"]), (404, &json!("not_found_error")));
 
     let json = server.post("/tokenize", &json!({ "content": "Once upon" })).await.json();
     let ids = tokenizer().encode("Once upon", true).unwrap();

@@ -148,6 +148,34 @@ fn damaged_files_are_removed_and_nothing_else_is() {
     assert_eq!(desk.ask_exactly(&prompt, &[]), prompt.len());
 }
 
+/// A link may lead to a device that never ends, or to somebody else's file.
+#[test]
+#[cfg(unix)]
+fn what_is_no_file_is_neither_read_nor_waited_for() {
+    let folder = TempDir::new().unwrap();
+    let (mut desk, prompt) = saved("mini4", &folder, |_| ());
+    let elsewhere = TempDir::new().unwrap();
+    for (number, path) in files(&folder).into_iter().enumerate() {
+        let real = elsewhere.path().join(number.to_string());
+        fs::rename(&path, &real).unwrap();
+        std::os::unix::fs::symlink(&real, &path).unwrap();
+    }
+    let ledger = folder.path().join("written-today.json");
+    fs::remove_file(&ledger).unwrap();
+    std::os::unix::fs::symlink("/dev/zero", &ledger).unwrap();
+    let pipe = folder.path().join("0.strata-prefix");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    desk.restart(disk(&folder));
+    assert_eq!(desk.ask_exactly(&prompt, &[]), 0);
+    desk.save_all();
+    assert!(fs::symlink_metadata(&ledger).unwrap().is_file(), "it was replaced");
+    assert!(files(&folder).iter().any(|path| fs::symlink_metadata(path).unwrap().is_file()));
+    // A file in the place of the folder is told as such.
+    let options = DiskOptions { folder: ledger, ..disk(&folder) };
+    let error = desk.engine.prefix_disk(options).err().unwrap().to_string();
+    assert!(error.contains("it is no folder"), "{error}");
+}
+
 #[test]
 fn field_report_57_files_stay_within_their_budgets() {
     let folder = TempDir::new().unwrap();
