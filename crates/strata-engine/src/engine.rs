@@ -407,7 +407,7 @@ impl Engine {
     /// # Errors
     /// When the file has no usable template or tokenizer.
     pub fn encode_chat(&self, messages: &[(String, String)]) -> Result<Vec<u32>, EngineError> {
-        encode_chat(self.template()?, self.tokenizer()?, messages)
+        encode_chat(self.template()?, self.tokenizer()?, messages, self.model.context_tokens())
     }
 }
 
@@ -416,9 +416,10 @@ pub(crate) fn encode_chat(
     template: &ChatTemplate,
     tokenizer: &Tokenizer,
     messages: &[(String, String)],
+    most_tokens: usize,
 ) -> Result<Vec<u32>, EngineError> {
     let messages: Vec<_> = messages.iter().map(|(role, content)| json!({ "role": role, "content": content })).collect();
-    Ok(ChatPrompt::new(template, tokenizer, messages, ChatOptions::default())?.ids)
+    Ok(ChatPrompt::new(template, tokenizer, messages, ChatOptions::default(), most_tokens)?.ids)
 }
 
 fn recommended_sampling(metadata: &Metadata) -> Result<SamplerParams, MetadataError> {

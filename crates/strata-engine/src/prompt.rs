@@ -17,7 +17,8 @@ pub struct ChatPrompt {
 }
 
 impl ChatPrompt {
-    /// Renders messages, and encodes them. For `messages` see [`ChatTemplate::render`].
+    /// Renders messages, and encodes them. For `messages` see [`ChatTemplate::render`]. A prompt of many more than
+    /// `most_tokens` is refused early ([`Tokenizer::encode_at_most`]).
     ///
     /// # Errors
     /// When the template refuses them or fails, or the text cannot be encoded.
@@ -26,12 +27,13 @@ impl ChatPrompt {
         tokenizer: &Tokenizer,
         mut messages: Vec<Value>,
         mut options: ChatOptions,
+        most_tokens: usize,
     ) -> Result<Self, EngineError> {
         let names: Vec<String> = tokenizer.control_tokens();
         let written = || messages.iter().chain(&options.tools).chain(options.variables.values());
         if !written().any(|value| any_text(value, &|text| names.iter().any(|name| text.contains(name)))) {
             let text = template.render(&messages, &options)?;
-            let ids = tokenizer.encode(&text, true)?;
+            let ids = tokenizer.encode_at_most(&text, true, most_tokens)?;
             return Ok(Self { text, ids });
         }
         // A mark within each name makes it another text for the template and the tokenizer; it is cut out again.
@@ -52,7 +54,7 @@ impl ChatPrompt {
         let marked = template.render(&messages, &options)?;
         let mut ids = Vec::new();
         for piece in marked.split(mark) {
-            ids.extend(tokenizer.encode(piece, true)?);
+            ids.extend(tokenizer.encode_at_most(piece, true, most_tokens)?);
         }
         Ok(Self { text: marked.replace(mark, ""), ids })
     }

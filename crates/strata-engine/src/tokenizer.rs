@@ -51,6 +51,11 @@ const END_OF_TURN_NAMES: [&str; 11] = [
 const END_OF_TURN_KEYS: [&str; 3] =
     ["tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"];
 
+/// Of longer texts, tokens are counted in pieces of so many bytes before they are encoded.
+const PIECE_BYTES: usize = 64 << 10;
+/// More than a cut through a word adds to the tokens of its piece.
+const CUT_TOKENS: usize = 64;
+
 const TOKENS: &str = "tokenizer.ggml.tokens";
 const TOKEN_TYPE: &str = "tokenizer.ggml.token_type";
 const MERGES: &str = "tokenizer.ggml.merges";
@@ -102,6 +107,14 @@ pub enum TokenizerError {
         len_bytes: usize,
         /// The library's message.
         reason: String,
+    },
+    /// A text has many more tokens than are of use.
+    #[error("the text has more than {tokens} tokens, and there is room for {most_tokens}: use less of it")]
+    TooLong {
+        /// Counted before the rest was left.
+        tokens: usize,
+        /// Tokens there is room for.
+        most_tokens: usize,
     },
 }
 
@@ -196,6 +209,32 @@ impl Tokenizer {
             .and_then(|()| pieces.into_encoding(None, 0, OffsetType::None))
             .map(|encoding| encoding.get_ids().to_vec())
             .map_err(|error| TokenizerError::Encode { len_bytes: text.len(), reason: error.to_string() })
+    }
+
+    /// [`encode`](Self::encode), for a text that is of no use when it has more than `most_tokens`: one that has many more
+    /// is refused as soon as that is known, since the time and memory of encoding grow with the text.
+    ///
+    /// # Errors
+    /// As [`encode`](Self::encode), and when it has many more tokens. One that has a few more is encoded.
+    pub fn encode_at_most(
+        &self,
+        text: &str,
+        allow_special: bool,
+        most_tokens: usize,
+    ) -> Result<Vec<u32>, TokenizerError> {
+        if text.len() > PIECE_BYTES {
+            let (mut counted, mut rest) = (0, text);
+            while !rest.is_empty() {
+                let end = (0..=PIECE_BYTES.min(rest.len())).rev().find(|end| rest.is_char_boundary(*end)).unwrap_or(0);
+                let (piece, after) = rest.split_at(end);
+                counted += self.encode(piece, allow_special)?.len().saturating_sub(CUT_TOKENS);
+                rest = after;
+                if counted > most_tokens {
+                    return Err(TokenizerError::TooLong { tokens: counted, most_tokens });
+                }
+            }
+        }
+        self.encode(text, allow_special)
     }
 
     /// The text of tokens: bytes that are not UTF-8 become U+FFFD, ids without a token nothing.

@@ -9,7 +9,8 @@ use serde_json::{Map, Value, json};
 use strata_engine::host::Request;
 use strata_engine::{
     AnswerParser, AnswerRules, CallFormat, ChatOptions, ChatPrompt, ChatTemplate, Constraint, Effort, EngineError,
-    Form, FormError, TemplateError, ToolChoice, ToolRules, Tools, describe_tools, knows_tools, opens_thinking,
+    Form, FormError, TemplateError, TokenizerError, ToolChoice, ToolRules, Tools, describe_tools, knows_tools,
+    opens_thinking,
 };
 
 use crate::model::Model;
@@ -147,7 +148,21 @@ fn template(model: &Model) -> Result<&ChatTemplate, Problem> {
 }
 
 fn encode(model: &Model, text: &str) -> Result<Vec<u32>, Problem> {
-    model.tokenizer.encode(text, true).map_err(|error| Problem::invalid(error.to_string()))
+    let ids = model.tokenizer.encode_at_most(text, true, model.context_tokens);
+    ids.map_err(|error| encode_problem(&error))
+}
+
+fn encode_problem(error: &TokenizerError) -> Problem {
+    match error {
+        TokenizerError::TooLong { tokens, most_tokens } => Problem::new(
+            Kind::TooLong,
+            format!(
+                "the prompt has more than {tokens} tokens, but the context of this model holds {most_tokens}: shorten the \
+                 prompt, or start the server with a larger --context"
+            ),
+        ),
+        error => Problem::invalid(error.to_string()),
+    }
 }
 
 /// What is asked of the host: the answer may have what is left of the context where nothing is said.
@@ -206,7 +221,8 @@ fn render(model: &Model, conversation: &Conversation) -> Result<ChatPrompt, Prob
     }
     options.enable_thinking = conversation.enable_thinking.or(options.enable_thinking);
     let messages: Vec<_> = messages.iter().map(Message::json).collect();
-    ChatPrompt::new(template, &model.tokenizer, messages, options).map_err(|error| match error {
+    ChatPrompt::new(template, &model.tokenizer, messages, options, model.context_tokens).map_err(|error| match error {
+        EngineError::Tokenizer(error) => encode_problem(&error),
         EngineError::Template(TemplateError::NoThread(_)) => Problem::new(Kind::Internal, error.to_string()),
         error => Problem::field("messages", error.to_string()),
     })

@@ -190,7 +190,7 @@ impl Host {
     /// # Errors
     /// When the file has no usable template, or that refuses these messages.
     pub fn encode_chat(&self, messages: &[(String, String)]) -> Result<Vec<u32>, EngineError> {
-        encode_chat(self.template()?, &self.tokenizer, messages)
+        encode_chat(self.template()?, &self.tokenizer, messages, self.context_tokens())
     }
 
     /// How the model's makers say to sample.
