@@ -120,9 +120,13 @@ impl EngineError {
         matches!(self, Self::Model(ModelError::Cancelled))
     }
 
-    /// Whether a sequence had no room for more tokens.
+    /// Whether there was no room for so many tokens.
     pub fn is_context_full(&self) -> bool {
-        matches!(self, Self::Model(ModelError::Backend(BackendError::ContextFull { .. })))
+        matches!(
+            self,
+            Self::Model(ModelError::Backend(BackendError::ContextFull { .. }))
+                | Self::Tokenizer(TokenizerError::TooLong { .. })
+        )
     }
 }
 

@@ -44,7 +44,7 @@ pub struct MoceOptions {
 impl Default for MoceOptions {
     /// What docs/routing.md found.
     fn default() -> Self {
-        Self { slots: None, bonus: 0.35, keep: 4, mass: 0.2, kl_every: 64 }
+        Self { slots: None, bonus: 0.3, keep: 2, mass: 0.5, kl_every: 64 }
     }
 }
 

@@ -109,7 +109,7 @@ pub enum TokenizerError {
         reason: String,
     },
     /// A text has many more tokens than are of use.
-    #[error("the text has more than {tokens} tokens, and there is room for {most_tokens}: use less of it")]
+    #[error("the text has more than {tokens} tokens, but the context holds {most_tokens}")]
     TooLong {
         /// Counted before the rest was left.
         tokens: usize,

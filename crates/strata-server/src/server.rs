@@ -158,18 +158,16 @@ async fn admitted(State(shared): App, request: Request, next: Next) -> Response 
 }
 
 impl Shared {
-    async fn body(&self, headers: &HeaderMap, body: Body) -> Result<Fields, Problem> {
-        let bytes = body::read(headers, body, self.options.body_bytes, self.options.arrival_time).await?;
-        Fields::parse(&bytes)
-    }
-
-    /// Runs what may take long where it holds up nobody.
-    async fn work<T: Send + 'static>(
+    /// Reads a request's body, and does `work` on it where that holds up nobody, since it may take long.
+    async fn read<T: Send + 'static>(
         self: &Arc<Self>,
-        work: impl FnOnce(&Self) -> Result<T, Problem> + Send + 'static,
+        headers: &HeaderMap,
+        body: Body,
+        work: impl FnOnce(&Self, Fields) -> Result<T, Problem> + Send + 'static,
     ) -> Result<T, Problem> {
+        let bytes = body::read(headers, body, self.options.body_bytes, self.options.arrival_time).await?;
         let shared = Arc::clone(self);
-        in_room(&self.preparing, move || work(&shared)).await
+        in_room(&self.preparing, move || work(&shared, Fields::parse(&bytes)?)).await
     }
 
     fn ask(&self, prepared: Prepared, record: Arc<Record>) -> Result<Answer, Problem> {
@@ -210,9 +208,8 @@ async fn chat_completions(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, Problem> {
-    let fields = shared.body(&headers, body).await?;
     let (request, prepared) = shared
-        .work(|shared| {
+        .read(&headers, body, |shared, fields| {
             let model = &shared.model;
             let request = openai::chat::read(fields, model.sampling)?;
             let prepared = chat::prepare(model, &request.conversation, &request.settings, shared.options.fits_answers)?;
@@ -234,9 +231,8 @@ async fn completions(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, Problem> {
-    let fields = shared.body(&headers, body).await?;
     let (request, prepared) = shared
-        .work(|shared| {
+        .read(&headers, body, |shared, fields| {
             let model = &shared.model;
             let request = openai::completions::read(fields, model.sampling)?;
             let prepared = chat::prepare_text(model, &request.prompt, &request.settings, shared.options.fits_answers)?;
@@ -258,9 +254,8 @@ async fn responses(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, Problem> {
-    let fields = shared.body(&headers, body).await?;
     let (request, prepared) = shared
-        .work(|shared| {
+        .read(&headers, body, |shared, fields| {
             let model = &shared.model;
             let request = openai::read_responses(fields, model.sampling)?;
             let prepared = chat::prepare(model, &request.conversation, &request.settings, shared.options.fits_answers)?;
@@ -282,9 +277,8 @@ async fn messages(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, Problem> {
-    let fields = shared.body(&headers, body).await?;
     let (request, prepared) = shared
-        .work(|shared| {
+        .read(&headers, body, |shared, fields| {
             let model = &shared.model;
             let request = anthropic::read(fields, model.sampling, false)?;
             let prepared = chat::prepare(model, &request.conversation, &request.settings, shared.options.fits_answers)?;
@@ -301,9 +295,8 @@ async fn messages(
 }
 
 async fn count_tokens(State(shared): App, headers: HeaderMap, body: Body) -> Result<Json<Value>, Problem> {
-    let fields = shared.body(&headers, body).await?;
     let tokens = shared
-        .work(|shared| {
+        .read(&headers, body, |shared, fields| {
             let model = &shared.model;
             let request = anthropic::read(fields, model.sampling, true)?;
             Ok(chat::prompt(model, &request.conversation)?.len())
@@ -313,13 +306,11 @@ async fn count_tokens(State(shared): App, headers: HeaderMap, body: Body) -> Res
 }
 
 async fn tokenize(State(shared): App, headers: HeaderMap, body: Body) -> Result<Json<Value>, Problem> {
-    let fields = shared.body(&headers, body).await?;
-    shared.work(|shared| tokens::tokenize(fields, &shared.model.tokenizer)).await.map(Json)
+    shared.read(&headers, body, |shared, fields| tokens::tokenize(fields, &shared.model.tokenizer)).await.map(Json)
 }
 
 async fn detokenize(State(shared): App, headers: HeaderMap, body: Body) -> Result<Json<Value>, Problem> {
-    let fields = shared.body(&headers, body).await?;
-    shared.work(|shared| tokens::detokenize(fields, &shared.model.tokenizer)).await.map(Json)
+    shared.read(&headers, body, |shared, fields| tokens::detokenize(fields, &shared.model.tokenizer)).await.map(Json)
 }
 
 /// The model, in the words of both families.

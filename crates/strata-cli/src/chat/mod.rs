@@ -114,7 +114,10 @@ impl Chat {
 
     fn ask(&self) -> Result<Coming, String> {
         // The template may not like this message.
-        let prompt = self.host.encode_chat(&self.messages).map_err(|error| error.to_string())?;
+        let prompt = self.host.encode_chat(&self.messages).map_err(|error| match error.is_context_full() {
+            true => format!("{error}: say less, /clear, or start with a larger --context"),
+            false => error.to_string(),
+        })?;
         let (prompt_tokens, context) = (prompt.len(), self.host.context_tokens());
         if prompt_tokens >= context {
             return Err(format!(

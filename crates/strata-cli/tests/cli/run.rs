@@ -96,7 +96,7 @@ fn prompts_that_cannot_be_used() {
     strata(&["run", "-f", "no/such/file"]).fails(1, &["no/such/file"]);
     strata(&["run", "-f", "models"]).fails(1, &["models"]);
     let long = "word ".repeat(200_000);
-    strata_reads(&["run"], long.as_bytes()).fails(1, &["tokens in a context of 4096", "--context"]);
+    strata_reads(&["run"], long.as_bytes()).fails(1, &["tokens, but the context holds 4096", "--context"]);
     strata_reads(&["run", "--raw", "--context", "10"], &long.as_bytes()[..100]).fails(1, &["context of 10"]);
     // A zero byte is a character like any other.
     strata_reads(&["run", "-n", "1"], b"a\0b").ok();
