@@ -1,5 +1,5 @@
 # Strata's server, for machines that run containers. NOT BUILT where it was written (there was no Docker); its commands
-# were run one by one in a plain Debian. docs/quick-start.md says how to use it.
+# were run by hand, one by one. docs/quick-start.md says how to use it.
 #
 #     docker build -t strata .
 #     docker run --rm -v models:/models strata pull OWNER/REPO:FILE
