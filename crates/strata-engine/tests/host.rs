@@ -120,6 +120,13 @@ fn texts_in_company_are_those_alone() {
                 );
             }
         }
+        // What monitors are told when it rests again.
+        while !host.status().active.is_empty() {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        let status = host.status();
+        assert_eq!(status.routed_choices > 0, options.route == Route::Cached, "{name}");
+        assert!(status.substituted_choices <= status.routed_choices && status.substituted_mass <= 1.0, "{name}");
         host.close(Duration::ZERO).unwrap();
     }
 }

@@ -85,7 +85,7 @@ impl fmt::Debug for Host {
 
 type Figure<T> = (&'static str, &'static str, fn(&Status) -> T);
 
-const COUNTERS: [Figure<u64>; 12] = [
+const COUNTERS: [Figure<u64>; 14] = [
     ("requests_done", "Requests that ended with an answer", |s| s.done),
     ("requests_cancelled", "Requests that were given up by who asked", |s| s.cancelled),
     ("requests_failed", "Requests that failed", |s| s.failed),
@@ -94,6 +94,8 @@ const COUNTERS: [Figure<u64>; 12] = [
     ("written_tokens", "Tokens written", |s| s.written_tokens),
     ("drafted_tokens", "Tokens drafted", |s| s.drafted_tokens),
     ("accepted_tokens", "Drafted tokens that texts agreed with", |s| s.accepted_tokens),
+    ("routed_choices", "Choices of experts by cache-aware routing", |s| s.routed_choices),
+    ("substituted_choices", "Of these, those that the router would not have made", |s| s.substituted_choices),
     ("drive_read_bytes", "Bytes read from the drive", |s| s.drive.read_bytes),
     ("lookup_resident_bytes", "Bytes of experts that were in memory when they were needed", |s| {
         s.lookups.resident_bytes
@@ -102,7 +104,7 @@ const COUNTERS: [Figure<u64>; 12] = [
     ("lookup_missed_bytes", "Bytes of experts that were neither", |s| s.lookups.missed_bytes),
 ];
 
-const GAUGES: [Figure<f64>; 14] = [
+const GAUGES: [Figure<f64>; 16] = [
     ("uptime_seconds", "Seconds since the start", |s| s.uptime_s),
     ("queued", "Requests that wait", |s| s.queued as f64),
     ("queue_limit", "The most that may", |s| s.queue_limit as f64),
@@ -116,6 +118,8 @@ const GAUGES: [Figure<f64>; 14] = [
     ("memory_plan_bytes", "Memory that the plan promises", |s| s.memory.plan_bytes as f64),
     ("memory_rss_bytes", "Memory that the process has", |s| s.memory.rss_bytes as f64),
     ("memory_peak_rss_bytes", "The most that it ever had", |s| s.memory.peak_rss_bytes as f64),
+    ("substituted_mass_ratio", "Router mass that gave way, mean over tokens and layers", |s| s.substituted_mass),
+    ("routing_kl_nats", "Mean KL of exact against cache-aware routing, of sampled tokens", |s| s.routing_kl),
     ("checkpoint_bytes", "Memory of kept prefixes", |s| s.checkpoint_bytes as f64),
 ];
 

@@ -35,6 +35,14 @@ pub struct Status {
     pub drafted_tokens: u64,
     /// Of these, accepted.
     pub accepted_tokens: u64,
+    /// Choices of experts by cache-aware routing: one expert of one layer for one token; 0 without it.
+    pub routed_choices: u64,
+    /// Of these, those that the router alone would not have made.
+    pub substituted_choices: u64,
+    /// Router mass that gave way, of 1: the mean over tokens and layers.
+    pub substituted_mass: f64,
+    /// Mean KL(exact || cached) of the predictions after sampled tokens, in nats.
+    pub routing_kl: f64,
     /// Tokens of prompts read per second, over the last seconds.
     pub prompt_tok_s: f64,
     /// Tokens written per second, over the last seconds.

@@ -56,11 +56,15 @@ impl Runner {
             };
             (text.line.asked, request)
         });
+        let routes = self.engine.route_receipt().unwrap_or_default();
         let (checkpoints, checkpoint_bytes) = (self.prefixes.checkpoints(), self.prefixes.bytes() as u64);
         self.monitor.leave(sample, active.collect(), |status| {
             (status.prompt_tokens, status.reused_tokens) = (totals.prompt, totals.reused);
             status.written_tokens = totals.written;
             (status.drafted_tokens, status.accepted_tokens) = (totals.drafted, totals.accepted);
+            (status.routed_choices, status.substituted_choices) = (routes.counts.choices, routes.counts.substituted);
+            status.substituted_mass = routes.substituted_mass().unwrap_or(0.0);
+            status.routing_kl = routes.mean_kl().unwrap_or(0.0);
             (status.checkpoints, status.checkpoint_bytes) = (checkpoints, checkpoint_bytes);
             (status.drive, status.lookups, status.arena) = (drive, lookups, arena);
         });
