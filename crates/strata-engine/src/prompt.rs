@@ -29,7 +29,7 @@ impl ChatPrompt {
         mut options: ChatOptions,
         most_tokens: usize,
     ) -> Result<Self, EngineError> {
-        let names: Vec<String> = tokenizer.control_tokens();
+        let names = tokenizer.control_names();
         let written = || messages.iter().chain(&options.tools).chain(options.variables.values());
         if !written().any(|value| any_text(value, &|text| names.iter().any(|name| text.contains(name)))) {
             let text = template.render(&messages, &options)?;
@@ -42,7 +42,7 @@ impl ChatPrompt {
             return Err(EngineError::Unusable("the messages use all characters that stand for none".to_owned()));
         };
         let shield = &|text: &mut String| {
-            for name in &names {
+            for name in names {
                 if let Some(first) = name.chars().next().filter(|_| text.contains(name)) {
                     let (head, tail) = name.split_at(first.len_utf8());
                     *text = text.replace(name, &format!("{head}{mark}{tail}"));

@@ -128,6 +128,7 @@ pub struct Tokenizer {
     bytes: Vec<u8>,
     ends: Vec<usize>,
     control: Vec<bool>,
+    control_names: Vec<String>,
     bos_id: Option<u32>,
     eos_id: Option<u32>,
     padding_id: Option<u32>,
@@ -176,6 +177,9 @@ impl Tokenizer {
             )
             .map_err(|error| bad(TOKENS, error.to_string()))?;
 
+        let is_named_control = |(token, ty): &(&String, &i64)| **ty == CONTROL && !token.is_empty();
+        let control_names =
+            tokens.iter().zip(&types).filter(is_named_control).map(|(token, _)| token.to_owned()).collect();
         let (bytes, ends) = token_bytes(tokens, &types);
         let id_of = |key| special_id(metadata, key, tokens.len());
         Ok(Tokenizer {
@@ -185,6 +189,7 @@ impl Tokenizer {
             bytes,
             ends,
             control: types.iter().map(|&ty| ty == CONTROL).collect(),
+            control_names,
             bos_id: id_of("tokenizer.ggml.bos_token_id")?,
             eos_id: id_of("tokenizer.ggml.eos_token_id")?,
             padding_id: id_of("tokenizer.ggml.padding_token_id")?,
@@ -268,9 +273,8 @@ impl Tokenizer {
     }
 
     /// The names of all control tokens.
-    pub fn control_tokens(&self) -> Vec<String> {
-        let ids = (0..self.vocab_len() as u32).filter(|id| self.is_control(*id));
-        ids.map(|id| self.decode(&[id], false)).filter(|name| !name.is_empty()).collect()
+    pub fn control_names(&self) -> &[String] {
+        &self.control_names
     }
 
     /// Number of tokens in the file; the model's matrices may have more rows.
