@@ -13,6 +13,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use serde_json::{Value, json};
+use strata_engine::SamplerParams;
 use tokio::sync::Semaphore;
 use tower_http::cors::CorsLayer;
 
@@ -170,6 +171,22 @@ impl Shared {
         in_room(&self.preparing, move || work(&shared, Fields::parse(&bytes)?)).await
     }
 
+    /// Takes what one of the APIs asks for, and makes it ready.
+    async fn ready<R: Send + 'static>(
+        self: &Arc<Self>,
+        headers: &HeaderMap,
+        body: Body,
+        read: impl FnOnce(Fields, SamplerParams) -> Result<R, Problem> + Send + 'static,
+        prepare: impl FnOnce(&Model, &R, bool) -> Result<Prepared, Problem> + Send + 'static,
+    ) -> Result<(R, Prepared), Problem> {
+        let work = |shared: &Self, fields| {
+            let request = read(fields, shared.model.sampling)?;
+            let prepared = prepare(&shared.model, &request, shared.options.fits_answers)?;
+            Ok((request, prepared))
+        };
+        self.read(headers, body, work).await
+    }
+
     fn ask(&self, prepared: Prepared, record: Arc<Record>) -> Result<Answer, Problem> {
         let events = self.model.writer.submit(prepared.request)?;
         record.began();
@@ -209,20 +226,14 @@ async fn chat_completions(
     body: Body,
 ) -> Result<Response, Problem> {
     let (request, prepared) = shared
-        .read(&headers, body, |shared, fields| {
-            let model = &shared.model;
-            let request = openai::chat::read(fields, model.sampling)?;
-            let prepared = chat::prepare(model, &request.conversation, &request.settings, shared.options.fits_answers)?;
-            Ok((request, prepared))
+        .ready(&headers, body, openai::chat::read, |model, request, fits| {
+            chat::prepare(model, &request.conversation, &request.settings, fits)
         })
         .await?;
     let answer = shared.ask(prepared, record)?;
     let name = shared.name(request.model.clone());
     let shape = openai::chat::Chat::new(&request, name, Arc::clone(&shared.model.tokenizer));
-    match request.is_streamed {
-        true => Ok(sse::response(answer, shape)),
-        false => Ok(Json(shape.whole(answer.whole().await?)).into_response()),
-    }
+    sse::response(answer, shape, request.is_streamed).await
 }
 
 async fn completions(
@@ -232,20 +243,14 @@ async fn completions(
     body: Body,
 ) -> Result<Response, Problem> {
     let (request, prepared) = shared
-        .read(&headers, body, |shared, fields| {
-            let model = &shared.model;
-            let request = openai::completions::read(fields, model.sampling)?;
-            let prepared = chat::prepare_text(model, &request.prompt, &request.settings, shared.options.fits_answers)?;
-            Ok((request, prepared))
+        .ready(&headers, body, openai::completions::read, |model, request, fits| {
+            chat::prepare_text(model, &request.prompt, &request.settings, fits)
         })
         .await?;
     let answer = shared.ask(prepared, record)?;
     let name = shared.name(request.model.clone());
-    let mut shape = openai::completions::Completion::new(&request, name, Arc::clone(&shared.model.tokenizer));
-    match request.is_streamed {
-        true => Ok(sse::response(answer, shape)),
-        false => Ok(Json(shape.whole(&answer.whole().await?)).into_response()),
-    }
+    let shape = openai::completions::Completion::new(&request, name, Arc::clone(&shared.model.tokenizer));
+    sse::response(answer, shape, request.is_streamed).await
 }
 
 async fn responses(
@@ -255,20 +260,14 @@ async fn responses(
     body: Body,
 ) -> Result<Response, Problem> {
     let (request, prepared) = shared
-        .read(&headers, body, |shared, fields| {
-            let model = &shared.model;
-            let request = openai::read_responses(fields, model.sampling)?;
-            let prepared = chat::prepare(model, &request.conversation, &request.settings, shared.options.fits_answers)?;
-            Ok((request, prepared))
+        .ready(&headers, body, openai::read_responses, |model, request, fits| {
+            chat::prepare(model, &request.conversation, &request.settings, fits)
         })
         .await?;
     let answer = shared.ask(prepared, record)?;
     let name = shared.name(request.model.clone());
-    let mut shape = openai::Responses::new(&request, name, Arc::clone(&shared.model.tokenizer));
-    match request.is_streamed {
-        true => Ok(sse::response(answer, shape)),
-        false => Ok(Json(shape.whole(answer.whole().await?)).into_response()),
-    }
+    let shape = openai::Responses::new(&request, name, Arc::clone(&shared.model.tokenizer));
+    sse::response(answer, shape, request.is_streamed).await
 }
 
 async fn messages(
@@ -278,20 +277,17 @@ async fn messages(
     body: Body,
 ) -> Result<Response, Problem> {
     let (request, prepared) = shared
-        .read(&headers, body, |shared, fields| {
-            let model = &shared.model;
-            let request = anthropic::read(fields, model.sampling, false)?;
-            let prepared = chat::prepare(model, &request.conversation, &request.settings, shared.options.fits_answers)?;
-            Ok((request, prepared))
-        })
+        .ready(
+            &headers,
+            body,
+            |fields, sampling| anthropic::read(fields, sampling, false),
+            |model, request, fits| chat::prepare(model, &request.conversation, &request.settings, fits),
+        )
         .await?;
     let prompt_tokens = prepared.request.prompt.len();
     let answer = shared.ask(prepared, record)?;
     let shape = anthropic::Messages::new(&request, request.model.clone(), prompt_tokens);
-    match request.is_streamed {
-        true => Ok(sse::response(answer, shape)),
-        false => Ok(Json(shape.whole(answer.whole().await?)).into_response()),
-    }
+    sse::response(answer, shape, request.is_streamed).await
 }
 
 async fn count_tokens(State(shared): App, headers: HeaderMap, body: Body) -> Result<Json<Value>, Problem> {

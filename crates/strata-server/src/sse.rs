@@ -1,4 +1,4 @@
-//! Answers as server-sent events.
+//! Answers as an API wants them: as server-sent events, or whole.
 //!
 //! Owns: the frame of an event, and the comments that show a client that the server lives while nothing else comes. Promises:
 //! a first byte at once, then one at least every [`KEEP_ALIVE`]; when the client goes away the answer is given up.
@@ -7,14 +7,15 @@ use std::convert::Infallible;
 use std::fmt::Write;
 use std::time::Duration;
 
+use axum::Json;
 use axum::body::Body;
 use axum::http::{HeaderValue, header};
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use futures_util::Stream;
 use serde_json::Value;
 use tokio::time::Instant;
 
-use crate::answer::{Answer, End, Part, Piece};
+use crate::answer::{Answer, End, Part, Piece, Whole};
 use crate::problem::Problem;
 
 /// The longest silence.
@@ -51,8 +52,10 @@ impl Events {
     }
 }
 
-/// How an API writes an answer as events.
+/// How an API writes an answer: whole, or as events.
 pub(crate) trait Shape: Send + 'static {
+    /// All of it.
+    fn whole(&mut self, whole: Whole) -> Value;
     /// Before anything is known.
     fn begin(&mut self, events: &mut Events);
     /// A part of the answer.
@@ -71,8 +74,15 @@ struct State<S> {
     begins: bool,
 }
 
-/// The response that streams an answer.
-pub(crate) fn response<S: Shape>(answer: Answer, shape: S) -> Response {
+/// The response that gives an answer: as it comes, or when it is complete.
+pub(crate) async fn response<S: Shape>(answer: Answer, mut shape: S, is_streamed: bool) -> Result<Response, Problem> {
+    match is_streamed {
+        true => Ok(stream(answer, shape)),
+        false => Ok(Json(shape.whole(answer.whole().await?)).into_response()),
+    }
+}
+
+fn stream<S: Shape>(answer: Answer, shape: S) -> Response {
     let state = State { answer, shape, doing: "waiting".to_owned(), begins: true };
     body(futures_util::stream::unfold(state, |mut state| async move {
         let text = state.next().await?;

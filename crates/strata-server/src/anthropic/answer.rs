@@ -31,28 +31,6 @@ impl Messages {
         Self { id: Id::new(), model, prompt_tokens, ignored: request.ignored.clone(), blocks: 0, open: None }
     }
 
-    /// The whole answer.
-    pub(crate) fn whole(&self, whole: Whole) -> Value {
-        let Whole { thinking, text, calls, end, .. } = whole;
-        let mut content = Vec::new();
-        if !thinking.is_empty() {
-            content.push(json!({ "type": "thinking", "thinking": thinking, "signature": "" }));
-        }
-        if !text.is_empty() || calls.is_empty() {
-            content.push(json!({ "type": "text", "text": text }));
-        }
-        for (index, call) in calls.iter().enumerate() {
-            let input: Value = serde_json::from_str(&call.arguments).unwrap_or_else(|_| json!({}));
-            content.push(json!({ "type": "tool_use", "id": self.call_id(index), "name": call.name, "input": input }));
-        }
-        let mut message = self.message(&content);
-        message["stop_reason"] = stop_reason(&end).into();
-        message["stop_sequence"] = stop_sequence(&end);
-        message["usage"] = usage(&end);
-        message["strata"] = end.receipt(&self.ignored);
-        message
-    }
-
     fn message(&self, content: &[Value]) -> Value {
         json!({
             "id": self.id.with("msg_"),
@@ -121,6 +99,27 @@ fn stop_sequence(end: &End) -> Value {
 }
 
 impl Shape for Messages {
+    fn whole(&mut self, whole: Whole) -> Value {
+        let Whole { thinking, text, calls, end, .. } = whole;
+        let mut content = Vec::new();
+        if !thinking.is_empty() {
+            content.push(json!({ "type": "thinking", "thinking": thinking, "signature": "" }));
+        }
+        if !text.is_empty() || calls.is_empty() {
+            content.push(json!({ "type": "text", "text": text }));
+        }
+        for (index, call) in calls.iter().enumerate() {
+            let input: Value = serde_json::from_str(&call.arguments).unwrap_or_else(|_| json!({}));
+            content.push(json!({ "type": "tool_use", "id": self.call_id(index), "name": call.name, "input": input }));
+        }
+        let mut message = self.message(&content);
+        message["stop_reason"] = stop_reason(&end).into();
+        message["stop_sequence"] = stop_sequence(&end);
+        message["usage"] = usage(&end);
+        message["strata"] = end.receipt(&self.ignored);
+        message
+    }
+
     fn begin(&mut self, events: &mut Events) {
         let mut message = self.message(&[]);
         // What of the prompt was known is told at the end.

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use strata_engine::Tokenizer;
 
 pub(crate) use super::chat_request::{ChatRequest, read};
-use super::{finish_reason, logprobs, usage};
+use super::{end_chunks, finish_reason, logprobs, usage};
 use crate::answer::{Call, End, Part, Token, Whole};
 use crate::ids::{Id, now};
 use crate::problem::{Family, Problem};
@@ -36,8 +36,28 @@ impl Chat {
         }
     }
 
-    /// The whole answer.
-    pub(crate) fn whole(&self, whole: Whole) -> Value {
+    fn logprobs(&self, tokens: &[Token]) -> Value {
+        if self.has_logprobs { json!({ "content": logprobs(&self.tokenizer, tokens) }) } else { Value::Null }
+    }
+
+    fn chunk(&self, choices: &Value) -> Value {
+        json!({
+            "id": self.id.with("chatcmpl-"),
+            "object": "chat.completion.chunk",
+            "created": self.created,
+            "model": self.model,
+            "choices": choices,
+        })
+    }
+
+    fn delta(&self, delta: &Value, tokens: &[Token]) -> Value {
+        let logprobs = if tokens.is_empty() { Value::Null } else { self.logprobs(tokens) };
+        self.chunk(&json!([{ "index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": null }]))
+    }
+}
+
+impl Shape for Chat {
+    fn whole(&mut self, whole: Whole) -> Value {
         let Whole { thinking, text, calls, tokens, end } = whole;
         let call = |(index, call): (usize, &Call)| {
             json!({
@@ -70,27 +90,6 @@ impl Chat {
         })
     }
 
-    fn logprobs(&self, tokens: &[Token]) -> Value {
-        if self.has_logprobs { json!({ "content": logprobs(&self.tokenizer, tokens) }) } else { Value::Null }
-    }
-
-    fn chunk(&self, choices: &Value) -> Value {
-        json!({
-            "id": self.id.with("chatcmpl-"),
-            "object": "chat.completion.chunk",
-            "created": self.created,
-            "model": self.model,
-            "choices": choices,
-        })
-    }
-
-    fn delta(&self, delta: &Value, tokens: &[Token]) -> Value {
-        let logprobs = if tokens.is_empty() { Value::Null } else { self.logprobs(tokens) };
-        self.chunk(&json!([{ "index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": null }]))
-    }
-}
-
-impl Shape for Chat {
     fn begin(&mut self, events: &mut Events) {
         events.data(&self.delta(&json!({ "role": "assistant", "content": "" }), &[]));
     }
@@ -115,15 +114,7 @@ impl Shape for Chat {
 
     fn end(&mut self, end: End, events: &mut Events) {
         let choice = json!({ "index": 0, "delta": {}, "logprobs": null, "finish_reason": finish_reason(&end) });
-        let mut last = self.chunk(&json!([choice]));
-        last["strata"] = end.receipt(&self.ignored);
-        events.data(&last);
-        if self.has_usage {
-            let mut chunk = self.chunk(&json!([]));
-            chunk["usage"] = usage(&end);
-            events.data(&chunk);
-        }
-        events.word("[DONE]");
+        end_chunks(&end, &choice, |choices| self.chunk(choices), self.has_usage, &self.ignored, events);
     }
 
     fn failed(&mut self, problem: &Problem, events: &mut Events) {

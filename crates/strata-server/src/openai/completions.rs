@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value, json};
 use strata_engine::{SamplerParams, Tokenizer};
 
-use super::{finish_reason, take_n, take_stream, usage};
+use super::{end_chunks, finish_reason, take_n, take_stream, usage};
 use crate::answer::{End, Part, Token, Whole};
 use crate::fields::{Fields, wrong};
 use crate::ids::{Id, now};
@@ -105,20 +105,6 @@ impl Completion {
         }
     }
 
-    /// The whole answer.
-    pub(crate) fn whole(&mut self, whole: &Whole) -> Value {
-        let logprobs = self.logprobs(&whole.tokens);
-        let mut json = self.chunk(&json!([{
-            "index": 0,
-            "text": whole.text,
-            "logprobs": logprobs,
-            "finish_reason": finish_reason(&whole.end),
-        }]));
-        json["usage"] = usage(&whole.end);
-        json["strata"] = whole.end.receipt(&self.ignored);
-        json
-    }
-
     fn chunk(&self, choices: &Value) -> Value {
         json!({
             "id": self.id.with("cmpl-"),
@@ -153,6 +139,19 @@ impl Completion {
 }
 
 impl Shape for Completion {
+    fn whole(&mut self, whole: Whole) -> Value {
+        let logprobs = self.logprobs(&whole.tokens);
+        let mut json = self.chunk(&json!([{
+            "index": 0,
+            "text": whole.text,
+            "logprobs": logprobs,
+            "finish_reason": finish_reason(&whole.end),
+        }]));
+        json["usage"] = usage(&whole.end);
+        json["strata"] = whole.end.receipt(&self.ignored);
+        json
+    }
+
     fn begin(&mut self, _: &mut Events) {}
 
     fn part(&mut self, part: Part, events: &mut Events) {
@@ -163,15 +162,7 @@ impl Shape for Completion {
 
     fn end(&mut self, end: End, events: &mut Events) {
         let choice = json!({ "index": 0, "text": "", "logprobs": null, "finish_reason": finish_reason(&end) });
-        let mut last = self.chunk(&json!([choice]));
-        last["strata"] = end.receipt(&self.ignored);
-        events.data(&last);
-        if self.has_usage {
-            let mut chunk = self.chunk(&json!([]));
-            chunk["usage"] = usage(&end);
-            events.data(&chunk);
-        }
-        events.word("[DONE]");
+        end_chunks(&end, &choice, |choices| self.chunk(choices), self.has_usage, &self.ignored, events);
     }
 
     fn failed(&mut self, problem: &Problem, events: &mut Events) {

@@ -16,6 +16,7 @@ use crate::answer::{End, Reason, Token};
 use crate::chat::Tool;
 use crate::fields::Fields;
 use crate::problem::Problem;
+use crate::sse::Events;
 
 /// `usage` of completions.
 fn usage(end: &End) -> Value {
@@ -31,6 +32,27 @@ fn usage(end: &End) -> Value {
             "rejected_prediction_tokens": outcome.drafts.proposed - outcome.drafts.accepted,
         },
     })
+}
+
+/// The end of a stream of chunks: one with the last choice, one with the usage where it was asked for, and the word that
+/// ends it. `chunk` makes a chunk of choices.
+fn end_chunks(
+    end: &End,
+    choice: &Value,
+    chunk: impl Fn(&Value) -> Value,
+    has_usage: bool,
+    ignored: &[String],
+    events: &mut Events,
+) {
+    let mut last = chunk(&json!([choice]));
+    last["strata"] = end.receipt(ignored);
+    events.data(&last);
+    if has_usage {
+        let mut chunk = chunk(&json!([]));
+        chunk["usage"] = usage(end);
+        events.data(&chunk);
+    }
+    events.word("[DONE]");
 }
 
 /// `finish_reason` of completions.

@@ -59,23 +59,6 @@ impl Responses {
         }
     }
 
-    /// The whole answer.
-    pub(crate) fn whole(&mut self, whole: Whole) -> Value {
-        let nobody = &mut Events::default();
-        if !whole.thinking.is_empty() {
-            self.part(Part::Thinking(whole.thinking), nobody);
-        }
-        if !whole.text.is_empty() || whole.calls.is_empty() {
-            self.part(Part::Text(whole.text, whole.tokens), nobody);
-        }
-        for (index, call) in whole.calls.into_iter().enumerate() {
-            self.part(Part::CallBegin { index, name: call.name }, nobody);
-            self.part(Part::CallArguments { index, json: call.arguments }, nobody);
-        }
-        self.close(nobody, status(&whole.end));
-        self.ended(&whole.end)
-    }
-
     fn response(&self, status: &str) -> Value {
         let mut response = json!({
             "id": self.id.with("resp_"),
@@ -232,6 +215,22 @@ fn status(end: &End) -> &'static str {
 }
 
 impl Shape for Responses {
+    fn whole(&mut self, whole: Whole) -> Value {
+        let nobody = &mut Events::default();
+        if !whole.thinking.is_empty() {
+            self.part(Part::Thinking(whole.thinking), nobody);
+        }
+        if !whole.text.is_empty() || whole.calls.is_empty() {
+            self.part(Part::Text(whole.text, whole.tokens), nobody);
+        }
+        for (index, call) in whole.calls.into_iter().enumerate() {
+            self.part(Part::CallBegin { index, name: call.name }, nobody);
+            self.part(Part::CallArguments { index, json: call.arguments }, nobody);
+        }
+        self.close(nobody, status(&whole.end));
+        self.ended(&whole.end)
+    }
+
     fn begin(&mut self, events: &mut Events) {
         for ty in ["response.created", "response.in_progress"] {
             let response = self.response("in_progress");
