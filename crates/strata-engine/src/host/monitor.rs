@@ -50,6 +50,11 @@ impl Monitor {
         lock(&self.state).samples.back().is_none_or(|last| last.at.elapsed() >= PAUSE)
     }
 
+    /// Memory is divided in another way.
+    pub(super) fn replan(&self, plan: &Plan) {
+        lock(&self.state).status.memory = memory_status(plan);
+    }
+
     /// Leaves a copy of what changed.
     pub(super) fn leave(
         &self,

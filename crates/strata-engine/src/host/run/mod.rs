@@ -187,6 +187,7 @@ impl Runner {
         if bytes > 0 {
             // A drive that does not answer ends the requests that wait for it; the next look tries again.
             let _ = self.engine.relieve(&mut self.prefixes, bytes);
+            self.monitor.replan(self.engine.plan());
         }
     }
 
@@ -195,10 +196,10 @@ impl Runner {
         self.reading.len() + self.writing.len()
     }
 
-    /// Slots of the arena.
+    /// How memory is divided.
     #[cfg(test)]
-    pub(super) fn slots(&self) -> u64 {
-        self.engine.plan().slots
+    pub(super) fn plan(&self) -> &crate::Plan {
+        self.engine.plan()
     }
 
     /// Ends the model's work: what was learned of its use is kept.

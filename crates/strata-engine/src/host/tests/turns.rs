@@ -1,5 +1,6 @@
 //! Turns of the model's thread, taken one by one.
 
+use super::super::desk::Ended;
 use super::super::run::Runner;
 use super::super::run::pressure::Pressure;
 use super::*;
@@ -7,6 +8,7 @@ use super::*;
 struct Bed {
     desk: Arc<Desk>,
     tokenizer: Arc<Tokenizer>,
+    monitor: Arc<Monitor>,
     runner: Runner,
 }
 
@@ -21,10 +23,10 @@ impl Bed {
         let engine = Engine::open(&mini(), &options).unwrap();
         let tokenizer = engine.tokenizer().unwrap().clone();
         let (desk, now, monitor) =
-            (Arc::new(Desk::new()), Arc::new(Now::new(Arc::default())), Monitor::new(Status::default()));
+            (Arc::new(Desk::new()), Arc::new(Now::new(Arc::default())), Arc::new(Monitor::new(Status::default())));
         let options = HostOptions { parallel, ..HostOptions::default() };
-        let runner = Runner::new(engine, tokenizer.clone(), desk.clone(), now, Arc::new(monitor), &options).unwrap();
-        Self { desk, tokenizer, runner }
+        let runner = Runner::new(engine, tokenizer.clone(), desk.clone(), now, monitor.clone(), &options).unwrap();
+        Self { desk, tokenizer, monitor, runner }
     }
 
     fn ask(&self, request: Request) -> Answer {
@@ -250,12 +252,18 @@ fn field_report_15_memory_is_given_back_between_turns_and_texts_stay() {
         while progress(&so_far(&mut long)) == 0.0 {
             assert!(bed.runner.turn());
         }
-        let slots = bed.runner.slots();
+        let slots = bed.runner.plan().slots;
         // In the middle of a prompt, whose pass waits between layers.
         bed.runner.pressure = Pressure::of(Box::new(move || spare), Duration::ZERO);
         let other = bed.ask(request(ids(2, 40), 8));
         bed.finish();
-        (slots, bed.runner.slots(), all(long), all(other))
+        let left = bed.runner.plan().slots;
+        if left < slots {
+            let told = bed.monitor.status(0, Ended::default()).memory;
+            let arena = told.plan.iter().find(|(name, _)| name == "arena").expect("a part of the plan");
+            assert_eq!(arena.1, bed.runner.plan().arena_bytes, "monitors are told of the new plan");
+        }
+        (slots, left, all(long), all(other))
     };
     let (before, after, long, other) = write(None);
     assert!(before == after && long.1.is_none() && other.1.is_none());
